@@ -11,7 +11,7 @@ from pathlib import Path
 from cluster import build, pki
 from cluster.control_plane import api_server_flags, etcd_flags
 from cluster.layout import Layout
-from elasticjob.agent.processes import die_with_parent
+from elasticjob._runtime.agent.processes import die_with_parent
 from support.ports import free_ports
 
 ADDRESS = "127.0.0.1"

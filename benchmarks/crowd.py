@@ -16,8 +16,8 @@ import time
 from dataclasses import dataclass
 
 from benchmarks.threads import thread_files
-from elasticjob.agent.config import AgentConfig, read_config
-from elasticjob.contract.messages import (
+from elasticjob._runtime.agent.config import AgentConfig, read_config
+from elasticjob._runtime.contract.messages import (
     Announce,
     EndRound,
     Failure,
@@ -28,8 +28,8 @@ from elasticjob.contract.messages import (
     WorkersStarted,
     WorkersStopped,
 )
-from elasticjob.control_link.link import ControlLink, LinkRole, connect
-from elasticjob.store.open_files import raise_open_file_limit
+from elasticjob._runtime.control_link.link import ControlLink, LinkRole, connect
+from elasticjob._runtime.store.open_files import raise_open_file_limit
 
 AT_ONCE = 256
 """Connections opened at a time, so that the server's backlog does not limit them."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.row import OURS, Row, Sample
-from elasticjob.agent.worker_environment import NAME_LOOKUPS
+from elasticjob._runtime.agent.start_workers.worker_environment import NAME_LOOKUPS
 
 ROOT = Path(__file__).parents[1]
 LIMIT = 300.0

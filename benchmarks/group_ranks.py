@@ -16,9 +16,9 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from elasticjob.store import wire
-from elasticjob.store.open_files import RESERVED_FILES, raise_open_file_limit
-from elasticjob.store.wire import Op
+from elasticjob._runtime.store import wire
+from elasticjob._runtime.store.open_files import RESERVED_FILES, raise_open_file_limit
+from elasticjob._runtime.store.wire import Op
 
 AT_ONCE = 256
 """Connections opened before the answers to their first requests are read."""

@@ -23,15 +23,15 @@ from typing import Any
 
 from benchmarks.process_group import serving
 from benchmarks.row import OURS, Row, Sample
-from elasticjob.agent.monitoring.reachability import ReachabilityMonitor
-from elasticjob.agent.round_stores import admit_workers
-from elasticjob.contract.messages import StartRound
-from elasticjob.contract.names import RoundId, StoreClients
-from elasticjob.keep_alive import KeepAlive
-from elasticjob.store import wire
-from elasticjob.store.open_files import RESERVED_FILES, raise_open_file_limit
-from elasticjob.store.server import StoreServer, _Client
-from elasticjob.store.wire import Op
+from elasticjob._runtime.agent.monitoring.node.reachability import ReachabilityMonitor
+from elasticjob._runtime.agent.round_stores import admit_workers
+from elasticjob._runtime.contract.messages import StartRound
+from elasticjob._runtime.contract.names import RoundId, StoreClients
+from elasticjob._runtime.store import wire
+from elasticjob._runtime.store.open_files import RESERVED_FILES, raise_open_file_limit
+from elasticjob._runtime.store.server import StoreServer, _Client
+from elasticjob._runtime.store.wire import Op
+from elasticjob._runtime.system.keep_alive import KeepAlive
 
 ROOT = Path(__file__).parents[1]
 KEY = bytes(32)

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import yaml
 
-from elasticjob.agent.processes import descendants
+from elasticjob._runtime.agent.processes import descendants
 
 PROGRAM = [sys.executable, str(Path(__file__).parents[1] / "agent" / "elasticjob")]
 FIRST = 1000

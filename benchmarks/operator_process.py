@@ -18,7 +18,7 @@ from typing import TypeAlias
 import aiohttp
 
 from benchmarks.api_server import ADDRESS, ApiServer
-from elasticjob.agent.processes import die_with_parent
+from elasticjob._runtime.agent.processes import die_with_parent
 from support.ports import free_ports
 
 NAMESPACE = "elasticjob-system"

@@ -30,7 +30,7 @@ from benchmarks.rendezvous import memory
 from benchmarks.row import OURS, Row, Sample
 from benchmarks.run import exit_on_sigterm, format_value, save
 from benchmarks.simulated_pods import NAMESPACE, SimulatedPods, jobs_path
-from elasticjob.store.open_files import raise_open_file_limit
+from elasticjob._runtime.store.open_files import raise_open_file_limit
 from elasticjob_operator.settings import OperatorSettings
 from support.ports import free_ports
 

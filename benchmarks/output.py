@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO
 
-from elasticjob.agent.processes import die_with_parent
+from elasticjob._runtime.agent.processes import die_with_parent
 
 _EVENT = re.compile(
     r"(begun|imported|raising|stopped|step=(\d+)) rank=(\d+) world=(\d+) pid=(\d+)(?: call=(\d+))? at=([\d.]+)"

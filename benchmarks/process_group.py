@@ -14,7 +14,7 @@ from benchmarks.crowd import cpu_seconds
 from benchmarks.output import Output, spawn
 from benchmarks.row import OURS, Row, Sample
 from benchmarks.store_operations import TORCH
-from elasticjob.store.open_files import raise_open_file_limit
+from elasticjob._runtime.store.open_files import raise_open_file_limit
 
 ROOT = Path(__file__).parents[1]
 CAP = 1800.0

@@ -17,7 +17,7 @@ from benchmarks.output import ScriptEvent
 from benchmarks.row import BEST, OURS, PAUSE, SHIPPED, Row, Sample
 from benchmarks.side import TRAIN, TRAIN_IN_PROCESS, Side, Size
 from benchmarks.stock import DEFAULTS, TUNED, Torchrun
-from elasticjob.contract.names import Backend
+from elasticjob._runtime.contract.names import Backend
 
 START = 120.0
 """Seconds within which a job must train."""

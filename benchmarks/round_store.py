@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from elasticjob.store.open_files import connection_limit, raise_open_file_limit
-from elasticjob.store.server import StoreServer
+from elasticjob._runtime.store.open_files import connection_limit, raise_open_file_limit
+from elasticjob._runtime.store.server import StoreServer
 
 RANKS = 20_000
 """Size of the round."""

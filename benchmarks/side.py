@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from benchmarks.output import Output
-from elasticjob.agent.processes import descendants
+from elasticjob._runtime.agent.processes import descendants
 
 TRAIN = str(Path(__file__).with_name("train.py"))
 TRAIN_IN_PROCESS = str(Path(__file__).with_name("train_in_process.py"))

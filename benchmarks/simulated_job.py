@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import cast
 
-from elasticjob.contract.messages import (
+from elasticjob._runtime.contract.messages import (
     Announce,
     EndRound,
     Finish,
@@ -24,13 +24,13 @@ from elasticjob.contract.messages import (
     WorkersStopped,
     WorkersSucceeded,
 )
-from elasticjob.contract.names import RoundId
-from elasticjob.control_link.link import ControlLink, LinkGate, LinkRole, Welcome
-from elasticjob.keep_alive import KeepAlive
-from elasticjob.rendezvous.state import initial_state
-from elasticjob.store.server import StoreServer
-from elasticjob.store_pod.config import StoreConfig
-from elasticjob.store_pod.coordinator import Coordinator
+from elasticjob._runtime.contract.names import RoundId
+from elasticjob._runtime.control_link.link import ControlLink, LinkGate, LinkRole, Welcome
+from elasticjob._runtime.rendezvous.state import initial_state
+from elasticjob._runtime.store.server import StoreServer
+from elasticjob._runtime.store_pod.config import StoreConfig
+from elasticjob._runtime.store_pod.coordinator import Coordinator
+from elasticjob._runtime.system.keep_alive import KeepAlive
 
 ROUND_STORE_PORT = 20000
 """What a node reports. No program listens there."""

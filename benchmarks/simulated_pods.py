@@ -18,12 +18,12 @@ from typing import Any
 
 from benchmarks.kube_requests import MERGE_PATCH, Json, KubeRequests, RequestRefusedError
 from benchmarks.simulated_job import SimulatedNode, SimulatedStore
-from elasticjob.contract import codec
-from elasticjob.contract.messages import InRound, Outcome, Termination
-from elasticjob.contract.names import Env, Label, Role
-from elasticjob.store_pod.config import StoreConfig
-from elasticjob_operator.keys import JobKeys
+from elasticjob._runtime.contract import codec
+from elasticjob._runtime.contract.messages import InRound, Outcome, Termination
+from elasticjob._runtime.contract.names import Env, Label, Role
+from elasticjob._runtime.store_pod.config import StoreConfig
 from elasticjob_operator.manifests.services import NODE_KEY, OPERATOR_KEY
+from elasticjob_operator.reconcile.keys import JobKeys
 
 NAMESPACE = "bench"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"

@@ -20,7 +20,7 @@ from benchmarks.ours import Ours
 from benchmarks.recovery import DEADLINE
 from benchmarks.side import Size, kill
 from benchmarks.soak import STEP_DELAY, digits_arguments
-from elasticjob.agent.processes import descendants
+from elasticjob._runtime.agent.processes import descendants
 
 TRAIN = Path(__file__).parents[1] / "examples/digits/train.py"
 TRAIN_IN_PROCESS = Path(__file__).parents[1] / "examples/restartable/train.py"

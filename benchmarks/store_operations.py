@@ -15,9 +15,9 @@ from benchmarks.ours import Ours, free_port
 from benchmarks.output import Output
 from benchmarks.row import OURS, Row, Sample
 from benchmarks.stock import torch_store
-from elasticjob.contract.names import Backend
-from elasticjob.store import wire
-from elasticjob.store.wire import Op
+from elasticjob._runtime.contract.names import Backend
+from elasticjob._runtime.store import wire
+from elasticjob._runtime.store.wire import Op
 
 TORCH = "torch's server"
 SECONDS = 2.0

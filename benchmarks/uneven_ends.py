@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from benchmarks.row import OURS, Row, Sample
-from elasticjob.contract.messages import (
+from elasticjob._runtime.contract.messages import (
     Announce,
     EndRound,
     Failure,
@@ -35,11 +35,11 @@ from elasticjob.contract.messages import (
     decode,
     encode,
 )
-from elasticjob.contract.names import RoundId
-from elasticjob.control_link.link import ControlLink, LinkRole
-from elasticjob.rendezvous.state import initial_state
-from elasticjob.store_pod.coordinator import Coordinator
-from elasticjob.store_pod.event_loop import READY_AT_ONCE
+from elasticjob._runtime.contract.names import RoundId
+from elasticjob._runtime.control_link.link import ControlLink, LinkRole
+from elasticjob._runtime.rendezvous.state import initial_state
+from elasticjob._runtime.store_pod.coordinator import Coordinator
+from elasticjob._runtime.store_pod.event_loop import READY_AT_ONCE
 
 ROOT = Path(__file__).parents[1]
 CAP = 600.0

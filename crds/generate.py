@@ -21,8 +21,8 @@ from typing import Any
 
 import yaml
 
-from elasticjob.contract.reserved_variables import RESERVED_PREFIX, RESERVED_VARIABLES
-from elasticjob_operator.model.job_defaults import DEFAULT_FIELDS
+from elasticjob._runtime.contract.commands.reserved_variables import RESERVED_PREFIX, RESERVED_VARIABLES
+from elasticjob_operator.model.job.job_defaults import DEFAULT_FIELDS
 
 OPERATOR_DEFAULT = "x-operator-default"
 """In the source, the default that the operator applies. The API server must not fill it in, because then the operator
@@ -32,7 +32,7 @@ HERE = Path(__file__).parent
 SOURCE = HERE / "elasticjobs.in.yaml"
 TARGETS = (HERE / "elasticjobs.yaml", HERE.parent / "charts/elasticjob/files/elasticjobs.yaml")
 """The CRD, and the chart's copy of it: a packaged chart contains only its own files."""
-JOB_SCHEMA = HERE.parent / "agent/elasticjob/local/job_schema.json"
+JOB_SCHEMA = HERE.parent / "agent/elasticjob/_runtime/local/manifest/job_schema.json"
 """The schema of a manifest, for `elasticjob run`."""
 RESERVED = HERE.parent / "charts/elasticjob/files/reserved-variables.json"
 """Environment variables that a template may not set, for the chart's admission policy."""

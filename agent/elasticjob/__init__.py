@@ -28,12 +28,12 @@ if sys.version_info < (3, 10):  # noqa: UP036
     _refuse_old_python()
 
 if TYPE_CHECKING:
+    from elasticjob._runtime.local.launch import RunResult, WorkerState, launch
     from elasticjob.data.iterable import ElasticIterable
     from elasticjob.data.learning_rate import scale_learning_rate
     from elasticjob.data.micro_batches import microbatches
     from elasticjob.data.sampler import ElasticSampler
     from elasticjob.inprocess.restartable import restartable
-    from elasticjob.local.launch import RunResult, WorkerState, launch
     from elasticjob.training.progress_channel import Stopped, deadline, on_stop, progress
     from elasticjob.training.replicated.state import State
     from elasticjob.training.sharded.sharded_state import ShardedState
@@ -61,9 +61,9 @@ _MODULES = {
     "ElasticSampler": "elasticjob.data.sampler",
     "microbatches": "elasticjob.data.micro_batches",
     "scale_learning_rate": "elasticjob.data.learning_rate",
-    "RunResult": "elasticjob.local.launch",
-    "WorkerState": "elasticjob.local.launch",
-    "launch": "elasticjob.local.launch",
+    "RunResult": "elasticjob._runtime.local.launch",
+    "WorkerState": "elasticjob._runtime.local.launch",
+    "launch": "elasticjob._runtime.local.launch",
     "ShardedState": "elasticjob.training.sharded.sharded_state",
     "State": "elasticjob.training.replicated.state",
     "Stopped": "elasticjob.training.progress_channel",

@@ -29,16 +29,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line in `argv` (default: `sys.argv`) and return the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:2] == ["agent", "--"] and len(arguments) > 2:
-        from elasticjob.agent.main import main as agent
+        from elasticjob._runtime.agent.main import main as agent
 
         return agent(arguments[2:])
     if arguments[:1] == ["store"]:
         import signal
 
-        from elasticjob.early_signals import remember
+        from elasticjob._runtime.system.early_signals import remember
 
         early, _ = remember((signal.SIGTERM, signal.SIGINT))
-        from elasticjob.store_pod.main import main as store
+        from elasticjob._runtime.store_pod.main import main as store
 
         return store(arguments[1:], early)
     return _run_parsed(arguments[:1] if arguments == ["agent", "--"] else arguments)
@@ -50,7 +50,7 @@ def _run_parsed(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     match options.command:
         case "run":
-            from elasticjob.local.main import main as run
+            from elasticjob._runtime.local.main import main as run
 
             return run(options.manifest, nodes=options.nodes)
         case "convert":

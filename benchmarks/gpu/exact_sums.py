@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import elasticjob
-from elasticjob.contract.names import Env
+from elasticjob._runtime.contract.names import Env
 
 MODE, SIZE = sys.argv[1], int(sys.argv[2])
 WORLDS = 6

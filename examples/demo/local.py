@@ -17,10 +17,10 @@ from typing import Any
 
 from rich.console import Console
 
-from elasticjob.contract.messages import EndReason, Report
-from elasticjob.local.local_run import LocalRun
-from elasticjob.local.manifest import LocalJob, load_manifest, parse_local_job
-from elasticjob.local.screen import RunView
+from elasticjob._runtime.contract.messages import EndReason, Report
+from elasticjob._runtime.local.local_run import LocalRun
+from elasticjob._runtime.local.manifest.manifest import LocalJob, load_manifest, parse_local_job
+from elasticjob._runtime.local.terminal.screen import RunView
 from support.logbook import Step
 from timeline import Action, Snapshot
 

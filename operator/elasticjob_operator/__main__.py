@@ -15,31 +15,34 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
-from elasticjob.contract.names import GROUP, PLURAL
-from elasticjob.daemon_threads import run_without_joining
-from elasticjob.store.open_files import raise_open_file_limit
-from elasticjob_operator import handlers, keys, logs, metrics, probes
+from elasticjob._runtime.contract.names import GROUP, PLURAL
+from elasticjob._runtime.store.open_files import raise_open_file_limit
+from elasticjob._runtime.system.daemon_threads import run_without_joining
+from elasticjob_operator import logs, metrics
 from elasticjob_operator.backoff import doubling_delay
-from elasticjob_operator.controller import Controller
-from elasticjob_operator.defaults_file import DefaultsFile
-from elasticjob_operator.events import Recorder
-from elasticjob_operator.http_server import Certificate
 from elasticjob_operator.kube import CRDS, KubeApi, KubeError, NotFound, Throttled, Unclear
 from elasticjob_operator.kube.client import KubeClient, NoCluster, connect_cluster
 from elasticjob_operator.lease import REQUEST_TIMEOUT, Election, LeaseLost
+from elasticjob_operator.links.store_links import StoreLinks
+from elasticjob_operator.links.view_generation import RAISE_AFTER
 from elasticjob_operator.loop_thread import LoopSilence, LoopThread
 from elasticjob_operator.manifests.placement import HOSTNAME
-from elasticjob_operator.metrics_page import MetricsAccess, serve_metrics
+from elasticjob_operator.model.cluster.raw import mapping, objects
 from elasticjob_operator.model.observed import JobKey
-from elasticjob_operator.model.raw import mapping, objects
-from elasticjob_operator.node_events import NodeEvents
+from elasticjob_operator.queue.workqueue import WorkQueue
+from elasticjob_operator.reconcile import keys
+from elasticjob_operator.reconcile.controller import Controller
+from elasticjob_operator.reconcile.events import Recorder
+from elasticjob_operator.serving import probes
+from elasticjob_operator.serving.http_server import Certificate
+from elasticjob_operator.serving.metrics_page import MetricsAccess, serve_metrics
 from elasticjob_operator.settings import OperatorSettings, parse_settings
 from elasticjob_operator.steady_clock import SteadyClock
-from elasticjob_operator.store_links import StoreLinks
-from elasticjob_operator.view_generation import RAISE_AFTER
-from elasticjob_operator.watch_cache import WatchCache
-from elasticjob_operator.watches import Watches
-from elasticjob_operator.workqueue import WorkQueue
+from elasticjob_operator.watch import handlers
+from elasticjob_operator.watch.defaults_file import DefaultsFile
+from elasticjob_operator.watch.node_events import NodeEvents
+from elasticjob_operator.watch.watch_cache import WatchCache
+from elasticjob_operator.watch.watches import Watches
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from elasticjob_operator.kube import LEASES, AlreadyExists, Conflict, KubeApi, KubeError, NotFound
-from elasticjob_operator.model.raw import integer, mapping, text, timestamp
+from elasticjob_operator.model.cluster.raw import integer, mapping, text, timestamp
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import json
 import logging
 import sys
 
-from elasticjob_operator.model.raw import timestamp
+from elasticjob_operator.model.cluster.raw import timestamp
 
 
 class JsonFormatter(logging.Formatter):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from elasticjob.daemon_threads import DaemonExecutor
+from elasticjob._runtime.system.daemon_threads import DaemonExecutor
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from elasticjob_operator.model.notices import (
+from elasticjob_operator.model.cluster.notices import (
     BUILT_IN_DRAINS,
     BUILT_IN_SECONDS,
     NoticeKeys,

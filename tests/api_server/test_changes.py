@@ -7,7 +7,7 @@ from typing import Any
 from benchmarks.kube_requests import MERGE_PATCH
 
 from api_server.conftest import JOBS, Cluster
-from elasticjob.contract.names import Env, Label, Role
+from elasticjob._runtime.contract.names import Env, Label, Role
 from support.ports import free_ports
 
 

@@ -18,7 +18,7 @@ import yaml
 from api_server.conftest import Cluster
 from cluster import build
 from cluster.layout import Layout
-from elasticjob_operator.model.job_defaults import PlatformDefaults, read_platform_defaults
+from elasticjob_operator.model.job.job_defaults import PlatformDefaults, read_platform_defaults
 from elasticjob_operator.settings import OperatorSettings, parse_settings
 
 CHART = Path(__file__).resolve().parents[2] / "charts/elasticjob"

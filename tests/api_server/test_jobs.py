@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from api_server.conftest import Cluster
-from elasticjob_operator.model.status_lists import incarnation_ranges
+from elasticjob_operator.model.job.status_lists import incarnation_ranges
 
 
 async def test_a_job_trains_and_a_lost_worker_is_replaced(cluster: Cluster) -> None:

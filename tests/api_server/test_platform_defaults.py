@@ -11,7 +11,7 @@ from benchmarks.kube_requests import MERGE_PATCH, RequestRefusedError
 from benchmarks.simulated_pods import NAMESPACE, jobs_path
 
 from api_server.conftest import Cluster
-from elasticjob.contract.names import Env
+from elasticjob._runtime.contract.names import Env
 
 HANG = {"progressTimeoutSeconds": 600, "action": "Event"}
 CLUSTER: dict[str, Any] = {"preload": ["numpy"], "hangPolicy": HANG}

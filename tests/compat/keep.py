@@ -15,7 +15,10 @@ from pathlib import Path
 FOLDER = Path(__file__).parent
 KEPT = ("agent/elasticjob", "operator/elasticjob_operator", "crds/elasticjobs.yaml", "docs/reference.md")
 LEFT_OUT = (
-    *(f"agent/elasticjob/{name}" for name in ("convert", "data", "frameworks", "inprocess", "local", "torchrun")),
+    *(
+        f"agent/elasticjob/{name}"
+        for name in ("convert", "data", "frameworks", "inprocess", "_runtime/local", "_runtime/torchrun")
+    ),
     *(f"agent/elasticjob/training/{name}" for name in ("replicated", "sharded")),
 )
 """What only users' machines and scripts import."""

@@ -17,9 +17,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from compat.versions import environment_of, peer_command
-from elasticjob.agent.processes import die_with_parent
-from elasticjob.contract.names import Env, Label, Role
-from elasticjob_operator.model.raw import timestamp
+from elasticjob._runtime.agent.processes import die_with_parent
+from elasticjob._runtime.contract.names import Env, Label, Role
+from elasticjob_operator.model.cluster.raw import timestamp
 
 Json = dict[str, Any]
 POLL = 0.05

@@ -23,15 +23,15 @@ from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
-from elasticjob.contract import codec, messages
-from elasticjob.contract.names import RoundId
+from elasticjob._runtime.contract import codec, messages
+from elasticjob._runtime.contract.names import RoundId
 from elasticjob_operator import manifests
-from elasticjob_operator.keys import JobKeys
+from elasticjob_operator.links.store_links import StoreLinks
 from elasticjob_operator.manifests.names import attempt
+from elasticjob_operator.model.cluster.pods import parse_pod
 from elasticjob_operator.model.observed import Child, Children, Job, Observed, parse_job
-from elasticjob_operator.model.pods import parse_pod
 from elasticjob_operator.plan import Plan, plan
-from elasticjob_operator.store_links import StoreLinks
+from elasticjob_operator.reconcile.keys import JobKeys
 
 KEY = ("ns", "job")
 _OTHERS = {cls.__name__: cls for cls in (messages.Termination, messages.InRound, messages.RoundSettings)}

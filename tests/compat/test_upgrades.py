@@ -15,7 +15,7 @@ import pytest
 
 from compat.local_cluster import LocalCluster, OperatorProcess
 from compat.versions import TODAY, VERSIONS, code_of
-from elasticjob_operator.model.status_lists import without_lists
+from elasticjob_operator.model.job.status_lists import without_lists
 
 STEPS = 25
 """Steps of each rank by which a test knows that it trains."""

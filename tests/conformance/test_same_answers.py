@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticjob.store import wire
-from elasticjob.store.server import StoreServer
-from elasticjob.store.wire import Op
+from elasticjob._runtime.store import wire
+from elasticjob._runtime.store.server import StoreServer
+from elasticjob._runtime.store.wire import Op
 
 pytestmark = pytest.mark.torch
 dist: Any = pytest.importorskip("torch.distributed")

@@ -33,7 +33,7 @@ LIBUV = _has_libuv()
 
 SERVER = """
 import asyncio
-from elasticjob.store.server import StoreServer
+from elasticjob._runtime.store.server import StoreServer
 
 async def main():
     print(await StoreServer().start("127.0.0.1"), flush=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from elasticjob.contract.torchrun_command import (
+from elasticjob._runtime.contract.commands.torchrun_command import (
     TORCHRUN_OPTIONS,
     CommandError,
     OptionUse,

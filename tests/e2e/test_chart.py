@@ -15,7 +15,7 @@ import yaml
 
 from elasticjob_operator.kube import api
 from elasticjob_operator.manifests.policies import OPERATOR_LABELS
-from elasticjob_operator.model.notices import NoticeKeys
+from elasticjob_operator.model.cluster.notices import NoticeKeys
 from elasticjob_operator.settings import parse_settings
 from support.install import RELEASE, SYSTEM, install
 from support.jobs import manifest

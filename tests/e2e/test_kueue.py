@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob_operator.model.raw import timestamp
+from elasticjob_operator.model.cluster.raw import timestamp
 from support.install import install
 from support.jobs import Job, manifest
 from support.kube import Json, Kube, condition, is_true

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from elasticjob.contract.reserved_variables import RESERVED_VARIABLES
+from elasticjob._runtime.contract.commands.reserved_variables import RESERVED_VARIABLES
 from support.kube import ApiError, Json, Kube
 from support.kubectl import Tools
 

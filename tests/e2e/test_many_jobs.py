@@ -19,8 +19,8 @@ from benchmarks.operator_process import OperatorProcess
 from benchmarks.operator_scale import prepare
 from benchmarks.simulated_pods import FIRST_ADDRESS, SimulatedPods, jobs_path
 
-from elasticjob.contract.names import Label
-from elasticjob.store.open_files import raise_open_file_limit
+from elasticjob._runtime.contract.names import Label
+from elasticjob._runtime.store.open_files import raise_open_file_limit
 from support.kube import condition, is_true
 from support.ports import free_ports
 

@@ -16,21 +16,21 @@ from typing import Any
 
 import yaml
 
-from elasticjob.agent.monitoring.worker_exits import read_error_file
-from elasticjob.agent.monitoring.worker_progress import WorkerProgress
-from elasticjob.contract import codec
-from elasticjob.contract import messages as m
-from elasticjob.contract.names import RoundId
-from elasticjob.control_link.frames import MACS, FrameProtocol, LinkError
+from elasticjob._runtime.agent.monitoring.exits.worker_exits import read_error_file
+from elasticjob._runtime.agent.monitoring.progress.worker_progress import WorkerProgress
+from elasticjob._runtime.contract import codec
+from elasticjob._runtime.contract import messages as m
+from elasticjob._runtime.contract.names import RoundId
+from elasticjob._runtime.contract.snapshot_format import state_block, state_file
+from elasticjob._runtime.control_link.frames import MACS, FrameProtocol, LinkError
+from elasticjob._runtime.local.manifest.manifest import ManifestError, load_manifest, parse_local_job
+from elasticjob._runtime.store import wire
+from elasticjob._runtime.store.reader import KnownRequests, RequestReader
+from elasticjob._runtime.store.wire import Op
 from elasticjob.convert.documents import parse_documents
-from elasticjob.convert.fields import ConvertError
 from elasticjob.convert.main import convert_documents
-from elasticjob.local.manifest import ManifestError, load_manifest, parse_local_job
-from elasticjob.store import wire
-from elasticjob.store.reader import KnownRequests, RequestReader
-from elasticjob.store.wire import Op
-from elasticjob.training.blocks import state_block, state_file
-from elasticjob_operator.model.job_defaults import PlatformDefaults, read_platform_defaults
+from elasticjob.convert.parts.fields import ConvertError
+from elasticjob_operator.model.job.job_defaults import PlatformDefaults, read_platform_defaults
 from elasticjob_operator.model.observed import parse_job
 from fuzz.mutations import mutate, mutate_object
 

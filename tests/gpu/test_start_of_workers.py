@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from elasticjob.code_root import CODE_ROOT
+from elasticjob._runtime.system.code_root import CODE_ROOT
 from support.local_run import LocalRun, manifest
 from support.worker_scripts import script
 
@@ -103,7 +103,7 @@ def test_an_import_that_keeps_nvml_open_is_named(tmp_path: Path, monkeypatch: py
 def test_a_healthy_gpu_passes_the_compute_check() -> None:
     program = [
         "import ctypes, sys; sys.path.insert(0, sys.argv[1])",
-        "from elasticjob.agent.monitoring.gpu_compute import CudaDriver, check_result",
+        "from elasticjob._runtime.agent.monitoring.node.gpu_compute import CudaDriver, check_result",
         "driver = CudaDriver(ctypes.CDLL('libcuda.so.1')); assert driver.count() > 0",
         "result = driver.compute(0); assert check_result(result) == '', check_result(result)",
         "changed = bytes([result[0] ^ 1]) + result[1:]; assert check_result(changed)",

@@ -7,25 +7,25 @@ import subprocess
 import sys
 from pathlib import Path
 
-from elasticjob.agent.reporting.termination_message import read_round
-from elasticjob.contract.names import Env, RoundId
+from elasticjob._runtime.agent.reporting.termination_message import read_round
+from elasticjob._runtime.contract.names import Env, RoundId
 from support.local_run import LocalRun, manifest
 from support.lone_agent import lone_agent_environment
 from support.worker_scripts import script
 
 BREAK_WHILE_STARTING_WORKERS = """
 import sys
-from elasticjob.agent import runner
-from elasticjob.agent.main import main
-from elasticjob.agent.start_workers.launcher import Launcher
+from elasticjob._runtime.agent import runner
+from elasticjob._runtime.agent.main import main
+from elasticjob._runtime.agent.start_workers.launcher import Launcher
 
 async def broken(self, workers, keep):
     raise RuntimeError("lost track of the workers")
 
 async def joins(self):
-    from elasticjob.agent.machine import events
-    from elasticjob.contract.messages import StartRound
-    from elasticjob.contract.names import RoundId
+    from elasticjob._runtime.agent.state_machine import events
+    from elasticjob._runtime.contract.messages import StartRound
+    from elasticjob._runtime.contract.names import RoundId
     start = StartRound(RoundId(1, 0, 1), 0, 1, 0, 1, 0, 1, "127.0.0.1", 1, 0, 3)
     self._dispatch(events.Received(start))
 

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob.agent.processes import become_subreaper, descendants, signal_group
-from elasticjob.agent.start_workers import launcher as launcher_module
-from elasticjob.agent.start_workers.command import parse_command
-from elasticjob.agent.start_workers.launcher import Launcher, WorkerStart
-from elasticjob.agent.worker_environment import worker_env
-from elasticjob.contract.messages import StartRound
-from elasticjob.contract.names import RoundId
+from elasticjob._runtime.agent.processes import become_subreaper, descendants, signal_group
+from elasticjob._runtime.agent.start_workers import launcher as launcher_module
+from elasticjob._runtime.agent.start_workers.command import parse_command
+from elasticjob._runtime.agent.start_workers.launcher import Launcher, WorkerStart
+from elasticjob._runtime.agent.start_workers.worker_environment import worker_env
+from elasticjob._runtime.contract.messages import StartRound
+from elasticjob._runtime.contract.names import RoundId
 
 PRELOAD = ("json", "random", "multiprocessing")
 
@@ -596,7 +596,7 @@ class Recorded(type(os.environ)):
         return super().__getitem__(name)
 os.environ.__class__ = Recorded
 import torch, torch._dynamo
-from elasticjob.agent.start_workers.fork_server.torch_backends import find_backends
+from elasticjob._runtime.agent.start_workers.fork_server.torch_backends import find_backends
 find_backends()
 print("\\n".join(sorted(read)))
 """)

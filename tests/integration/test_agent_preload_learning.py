@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob.agent.processes import become_subreaper, descendants
-from elasticjob.agent.start_workers.command import parse_command
-from elasticjob.agent.start_workers.launcher import Launcher, WorkerStart
+from elasticjob._runtime.agent.processes import become_subreaper, descendants
+from elasticjob._runtime.agent.start_workers.command import parse_command
+from elasticjob._runtime.agent.start_workers.launcher import Launcher, WorkerStart
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from elasticjob.agent.processes import become_subreaper, descendants, reap
-from elasticjob.agent.start_workers.command import parse_command
-from elasticjob.agent.start_workers.launcher import Launcher, WorkerStart
-from elasticjob.agent.start_workers.shim_server import likely_python
+from elasticjob._runtime.agent.processes import become_subreaper, descendants, reap
+from elasticjob._runtime.agent.start_workers.command import parse_command
+from elasticjob._runtime.agent.start_workers.launcher import Launcher, WorkerStart
+from elasticjob._runtime.agent.start_workers.shims.shim_server import likely_python
 from support.local_run import LocalRun, manifest
 
 SCRIPT = """

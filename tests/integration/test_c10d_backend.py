@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from elasticjob.agent.worker_environment import NAME_LOOKUPS
-from elasticjob.code_root import CODE_ROOT
+from elasticjob._runtime.agent.start_workers.worker_environment import NAME_LOOKUPS
+from elasticjob._runtime.system.code_root import CODE_ROOT
 from support.local_run import LocalRun, manifest
 from support.torchrun import WORKER, script
 

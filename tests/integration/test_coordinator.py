@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import pytest
 
-from elasticjob.contract.messages import (
+from elasticjob._runtime.contract.messages import (
     Announce,
     EndReason,
     EndRound,
@@ -36,12 +36,12 @@ from elasticjob.contract.messages import (
     WorkersStopped,
     WorkersSucceeded,
 )
-from elasticjob.contract.names import RoundId
-from elasticjob.control_link.link import ControlLink, LinkGate, LinkRole, Welcome, connect
-from elasticjob.rendezvous.state import initial_state
-from elasticjob.store.server import StoreServer
-from elasticjob.store_pod import coordinator as coordinator_module
-from elasticjob.store_pod.coordinator import Coordinator
+from elasticjob._runtime.contract.names import RoundId
+from elasticjob._runtime.control_link.link import ControlLink, LinkGate, LinkRole, Welcome, connect
+from elasticjob._runtime.rendezvous.state import initial_state
+from elasticjob._runtime.store.server import StoreServer
+from elasticjob._runtime.store_pod import coordinator as coordinator_module
+from elasticjob._runtime.store_pod.coordinator import Coordinator
 
 KEYS = {LinkRole.NODE: b"n" * 32, LinkRole.OPERATOR: b"o" * 32}
 SETTINGS = RoundSettings(min_nodes=1, max_nodes=2, target=2)
@@ -153,7 +153,7 @@ async def test_an_outcome_known_only_to_the_operator_reaches_connected_nodes(pee
 
 
 async def test_changes_in_quick_succession_share_one_report(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("elasticjob.store_pod.coordinator.REPORT_SECONDS_PER_NODE", 3600.0)
+    monkeypatch.setattr("elasticjob._runtime.store_pod.coordinator.REPORT_SECONDS_PER_NODE", 3600.0)
     operator = await peers.link(LinkRole.OPERATOR)
     node = await peers.node(0)
     await receive(operator, Report, lambda r: bool(r.nodes))

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob.agent.processes import become_subreaper
-from elasticjob.agent.start_workers.command import parse_command
-from elasticjob.agent.start_workers.launcher import Launcher, WorkerStart
-from elasticjob.contract.names import early_variable_file
+from elasticjob._runtime.agent.processes import become_subreaper
+from elasticjob._runtime.agent.start_workers.command import parse_command
+from elasticjob._runtime.agent.start_workers.launcher import Launcher, WorkerStart
+from elasticjob._runtime.contract.names import early_variable_file
 
 MODULE = """
 import os

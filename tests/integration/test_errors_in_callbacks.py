@@ -14,9 +14,9 @@ from typing import get_args
 import pytest
 import yaml
 
-from elasticjob.agent.machine import effects
-from elasticjob.agent.processes import has_ended
-from elasticjob.code_root import CODE_ROOT
+from elasticjob._runtime.agent.processes import has_ended
+from elasticjob._runtime.agent.state_machine import effects
+from elasticjob._runtime.system.code_root import CODE_ROOT
 from support.child_process import ChildProcess
 from support.injected_errors import called, injecting
 from support.local_run import PROGRAM, manifest
@@ -36,29 +36,29 @@ while not os.path.exists(sys.argv[1]):
 """
 
 OF_AGENT = (
-    "agent.monitoring.node_health.NodeHealth.find_problem.<locals>.check.<locals>.<lambda>",
-    "agent.monitoring.reachability.ReachabilityMonitor._check",
-    "agent.monitoring.worker_progress.WorkerProgress._accept",
-    "agent.monitoring.worker_progress.WorkerProgress._disconnect",
-    "agent.monitoring.worker_progress.WorkerProgress._handshake",
-    "agent.reporting.state_saver._in_thread.<locals>.finish",
-    "agent.reporting.worker_output.OutputSink._written",
-    "agent.reporting.worker_output.WorkerPipe._readable",
-    "agent.runner.Agent._leave",
-    "agent.runner.Agent._reap",
-    "control_link.frames.FrameProtocol.connection_made",
+    "_runtime.agent.monitoring.node.node_health.NodeHealth.find_problem.<locals>.check.<locals>.<lambda>",
+    "_runtime.agent.monitoring.node.reachability.ReachabilityMonitor._check",
+    "_runtime.agent.monitoring.progress.worker_progress.WorkerProgress._accept",
+    "_runtime.agent.monitoring.progress.worker_progress.WorkerProgress._disconnect",
+    "_runtime.agent.monitoring.progress.worker_progress.WorkerProgress._handshake",
+    "_runtime.agent.reporting.state_saver._in_thread.<locals>.finish",
+    "_runtime.agent.reporting.worker_output.OutputSink._written",
+    "_runtime.agent.reporting.worker_output.WorkerPipe._readable",
+    "_runtime.agent.runner.Agent._leave",
+    "_runtime.agent.runner.Agent._reap",
+    "_runtime.control_link.frames.FrameProtocol.connection_made",
 )
 """Callbacks of an agent whose worker is killed, and that gets SIGTERM after that."""
 OF_STORE = (
-    "store.server._Client._link_ended",
-    "store.server._Client.connection_made",
-    "store_pod.coordinator.Coordinator._report_again",
-    "store_pod.coordinator.Coordinator._run",
+    "_runtime.store.server._Client._link_ended",
+    "_runtime.store.server._Client.connection_made",
+    "_runtime.store_pod.coordinator.Coordinator._report_again",
+    "_runtime.store_pod.coordinator.Coordinator._run",
 )
 NOT_NEEDED = (
-    "store_pod.main.serve_store.<locals>.end",
-    "loop_errors._raise_error",
-    "control_link.time_limit._abandon.<locals>.ended",
+    "_runtime.store_pod.main.serve_store.<locals>.end",
+    "_runtime.system.loop_errors._raise_error",
+    "_runtime.control_link.time_limit._abandon.<locals>.ended",
 )
 """Callbacks of the store's end, of a task that has failed, and of an attempt to connect that came too late."""
 
@@ -101,7 +101,7 @@ def test_a_store_whose_callback_fails_starts_again_and_the_job_succeeds(name: st
 
 
 def test_a_run_whose_callback_fails_ends_its_nodes_and_says_why(tmp_path: Path) -> None:
-    with start("run", "elasticjob.local.local_run.LocalRun._interrupt", tmp_path) as run:
+    with start("run", "elasticjob._runtime.local.local_run.LocalRun._interrupt", tmp_path) as run:
         run.wait_for("started 1")
         run.process.send_signal(signal.SIGINT)
         assert run.exit_code() == 1
@@ -124,11 +124,11 @@ def test_every_callback_that_is_called_has_its_test(tmp_path: Path) -> None:
 BREAK_AN_EFFECT = """
 import asyncio, sys
 from dataclasses import replace
-from elasticjob.agent import runner
-from elasticjob.agent.machine import decide as machine, effects, events
-from elasticjob.agent.main import main
-from elasticjob.contract import messages
-from elasticjob.contract.names import ExitCode, RoundId
+from elasticjob._runtime.agent import runner
+from elasticjob._runtime.agent.state_machine import decide as machine, effects, events
+from elasticjob._runtime.agent.main import main
+from elasticjob._runtime.contract import messages
+from elasticjob._runtime.contract.names import ExitCode, RoundId
 
 target, command = sys.argv[1], sys.argv[2:]
 round_id = RoundId(1, 0, 1)

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob.agent.processes import become_subreaper
-from elasticjob.agent.start_workers.command import parse_command
-from elasticjob.agent.start_workers.launcher import Launcher, WorkerStart
+from elasticjob._runtime.agent.processes import become_subreaper
+from elasticjob._runtime.agent.start_workers.command import parse_command
+from elasticjob._runtime.agent.start_workers.launcher import Launcher, WorkerStart
 
 WRITERS = """
 import atexit, bz2, dbm.dumb, gzip, io, logging, lzma, os, shelve, sqlite3, sys, tarfile, tempfile, weakref, zipfile

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from elasticjob.code_root import CODE_ROOT, program
-from elasticjob.contract.names import Env, ExitCode
+from elasticjob._runtime.contract.names import Env, ExitCode
+from elasticjob._runtime.system.code_root import CODE_ROOT, program
 from support import silent_nameserver
 from support.child_process import ChildProcess
 
@@ -66,13 +66,13 @@ def hang(*_, **__):
     print("looks up", flush=True)
     threading.Event().wait()
 socket.getaddrinfo = hang
-from elasticjob.control_link.link import LinkRole, connect
+from elasticjob._runtime.control_link.link import LinkRole, connect
 def dial():
     return connect("store.example", 29400, role=LinkRole.NODE, key=b"k" * 16, run_id="run", timeout=0.1)
 """
 VISIT = """
-from elasticjob.contract.messages import QueryClosed
-from elasticjob.torchrun.visit import ask_coordinator
+from elasticjob._runtime.contract.messages import QueryClosed
+from elasticjob._runtime.torchrun.coordinator_query import ask_coordinator
 ask_coordinator(dial, QueryClosed(), connect_timeout=0.1, answer_timeout=0.1)
 """
 LEASE = """

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob.contract.names import Env
+from elasticjob._runtime.contract.names import Env
 from support.local_run import LocalRun, manifest
 from support.worker_scripts import script
 

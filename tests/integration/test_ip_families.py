@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob.contract.messages import RoundPhase, RoundSettings
-from elasticjob.contract.names import Backend, Env, job_store_clients
+from elasticjob._runtime.contract.messages import RoundPhase, RoundSettings
+from elasticjob._runtime.contract.names import Backend, Env, job_store_clients
 from support.agent_cluster import AgentCluster, start_training
 from support.child_process import ChildProcess
 from support.machines import machines, run_within_namespace

@@ -13,7 +13,7 @@ import pytest
 
 import elasticjob
 from elasticjob import WorkerState
-from elasticjob.local.manifest import ManifestError
+from elasticjob._runtime.local.manifest.manifest import ManifestError
 
 ROOT = str(Path(elasticjob.__file__).parents[1])
 

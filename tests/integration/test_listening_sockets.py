@@ -18,11 +18,11 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("ip"), rea
 
 LISTENERS = """
 import asyncio, socket, sys
-from elasticjob.agent.reporting.health_endpoint import HEALTH_PORT_VARIABLE, serve_health
+from elasticjob._runtime.agent.reporting.health_endpoint import HEALTH_PORT_VARIABLE, serve_health
 from elasticjob.inprocess import store_server
-from elasticjob.listening_socket import listen_on_all_addresses
-from elasticjob.store.server import StoreServer
-from elasticjob_operator import metrics_page, probes
+from elasticjob._runtime.system.listening_socket import listen_on_all_addresses
+from elasticjob._runtime.store.server import StoreServer
+from elasticjob_operator.serving import metrics_page, probes
 
 async def listen():
     found = {"store": await StoreServer().start(), "wrapper": store_server.serve(0)}

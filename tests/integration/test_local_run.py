@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from elasticjob.agent.processes import descendants, has_ended
+from elasticjob._runtime.agent.processes import descendants, has_ended
 from support.local_run import LocalRun, manifest
 from support.processes import agent_over, child_with, state_of
 from support.worker_scripts import DDP, script

@@ -11,7 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob.contract.messages import EndingPod, ExpectedPod, OperatorView, PodState, RoundPhase, StandbyStore
+from elasticjob._runtime.contract.messages import (
+    EndingPod,
+    ExpectedPod,
+    OperatorView,
+    PodState,
+    RoundPhase,
+    StandbyStore,
+)
 from support.agent_cluster import NODES, AgentCluster, Process, start_training
 
 CLOCK = 1_000_000.0

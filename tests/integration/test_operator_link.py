@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 
-from elasticjob.contract.messages import (
+from elasticjob._runtime.contract.messages import (
     Announce,
     ExpectedPod,
     OperatorView,
@@ -19,14 +19,14 @@ from elasticjob.contract.messages import (
     RoundSettings,
     StartRound,
 )
-from elasticjob.control_link.link import ControlLink, LinkGate, LinkRole, Welcome, connect
-from elasticjob.rendezvous.state import initial_state
-from elasticjob.store.server import StoreServer
-from elasticjob.store_pod.coordinator import Coordinator
-from elasticjob_operator.keys import JobKeys
+from elasticjob._runtime.control_link.link import ControlLink, LinkGate, LinkRole, Welcome, connect
+from elasticjob._runtime.rendezvous.state import initial_state
+from elasticjob._runtime.store.server import StoreServer
+from elasticjob._runtime.store_pod.coordinator import Coordinator
+from elasticjob_operator.links.store_links import StoreLinks
 from elasticjob_operator.manifests.services import NODE_KEY, OPERATOR_KEY
 from elasticjob_operator.plan import StoreAddress
-from elasticjob_operator.store_links import StoreLinks
+from elasticjob_operator.reconcile.keys import JobKeys
 
 KEY = ("ns", "bert")
 SETTINGS = RoundSettings(min_nodes=1, max_nodes=2, target=1)

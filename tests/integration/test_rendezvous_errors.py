@@ -18,15 +18,22 @@ pytest.importorskip("torch")
 
 from torch.distributed.elastic.rendezvous import api  # noqa: E402
 
-from elasticjob.contract.messages import Announce, Message, RoundPhase, RoundSettings, WorkersFailed, WorkersStarted  # noqa: E402
-from elasticjob.control_link.link import ControlLink, LinkGate, LinkRole, Welcome, connect  # noqa: E402
-from elasticjob.rendezvous.report import round_phase  # noqa: E402
-from elasticjob.rendezvous.state import initial_state  # noqa: E402
-from elasticjob.store.server import StoreServer  # noqa: E402
-from elasticjob.store_pod.coordinator import Coordinator  # noqa: E402
-from elasticjob.torchrun.create import create_handler  # noqa: E402
-from elasticjob.torchrun.handler import ElasticJobRendezvousHandler  # noqa: E402
-from elasticjob.torchrun.stores import node_key  # noqa: E402
+from elasticjob._runtime.contract.messages import (  # noqa: E402
+    Announce,
+    Message,
+    RoundPhase,
+    RoundSettings,
+    WorkersFailed,
+    WorkersStarted,
+)
+from elasticjob._runtime.control_link.link import ControlLink, LinkGate, LinkRole, Welcome, connect  # noqa: E402
+from elasticjob._runtime.rendezvous.observations.report import round_phase  # noqa: E402
+from elasticjob._runtime.rendezvous.state import initial_state  # noqa: E402
+from elasticjob._runtime.store.server import StoreServer  # noqa: E402
+from elasticjob._runtime.store_pod.coordinator import Coordinator  # noqa: E402
+from elasticjob._runtime.torchrun.create import create_handler  # noqa: E402
+from elasticjob._runtime.torchrun.handler import ElasticJobRendezvousHandler  # noqa: E402
+from elasticjob._runtime.torchrun.stores import node_key  # noqa: E402
 
 RUN_ID = "errors"
 
@@ -146,7 +153,9 @@ def test_a_lost_link_is_logged_by_every_node_and_never_raised(store: Store, capl
     for handler in (one, two):
         until(lambda h=handler: h._session.down_since, "the node notices that its link is closed")  # type: ignore[misc]
         assert handler.num_nodes_waiting() == 0
-    logged = [r for r in caplog.records if r.name == "elasticjob.control_link.node_client" and "store" in r.message]
+    logged = [
+        r for r in caplog.records if r.name == "elasticjob._runtime.control_link.node_client" and "store" in r.message
+    ]
     assert len(logged) >= 2
     for handler in (one, two):
         handler._end_session()

@@ -23,11 +23,11 @@ pytest.importorskip("torch")
 from torch.distributed.elastic.rendezvous import api, rendezvous_handler_registry  # noqa: E402
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousSettings, RendezvousTimeout  # noqa: E402
 
-from elasticjob.contract.messages import Standby  # noqa: E402
-from elasticjob.torchrun import create, stores  # noqa: E402
-from elasticjob.torchrun import handler as module  # noqa: E402
-from elasticjob.torchrun.create import create_handler, read_settings  # noqa: E402
-from elasticjob.torchrun.handler import ElasticJobRendezvousHandler  # noqa: E402
+from elasticjob._runtime.contract.messages import Standby  # noqa: E402
+from elasticjob._runtime.torchrun import create, stores  # noqa: E402
+from elasticjob._runtime.torchrun import handler as module  # noqa: E402
+from elasticjob._runtime.torchrun.create import create_handler, read_settings  # noqa: E402
+from elasticjob._runtime.torchrun.handler import ElasticJobRendezvousHandler  # noqa: E402
 
 Handler = ElasticJobRendezvousHandler
 
@@ -520,8 +520,8 @@ def test_a_store_outlives_the_thread_that_started_it(nodes: Nodes) -> None:
 def test_a_store_ends_with_the_process_that_hosts_it() -> None:
     """Also if that process is killed."""
     hosts = """
-from elasticjob.contract.messages import RoundSettings
-from elasticjob.torchrun.stores import HostedStore
+from elasticjob._runtime.contract.messages import RoundSettings
+from elasticjob._runtime.torchrun.stores import HostedStore
 from torch.distributed.elastic.rendezvous import api
 store = HostedStore(api.RendezvousParameters("elasticjob", "localhost", "job", 1, 1), 0, RoundSettings(1, 1, 1))
 print("port", store.port, flush=True)

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob.code_root import CODE_ROOT, program
-from elasticjob.contract.names import Env
-from elasticjob.store.open_files import connection_limit
+from elasticjob._runtime.contract.names import Env
+from elasticjob._runtime.store.open_files import connection_limit
+from elasticjob._runtime.system.code_root import CODE_ROOT, program
 from support.local_run import LocalRun, manifest
 from support.lone_agent import lone_agent_environment
 from support.worker_scripts import script
@@ -146,7 +146,7 @@ def run_agent(log: Path, *, argv: Sequence[str] = AGENT, **env: str) -> subproce
 OLD_PYTHON = "import sys\nsys.version_info = (3, 9, 2)\n"
 LACKS_A_MODULE = "import sys\nsys.modules['ctypes'] = None\n"
 BREAKS = """
-from elasticjob.agent.start_workers import command
+from elasticjob._runtime.agent.start_workers import command
 def broken(*_):
     raise PermissionError(13, "Permission denied", "/app")
 command.parse_command = broken
@@ -182,7 +182,7 @@ SOFT_LIMIT, CONNECTIONS = 256, 400
 FEW_OPEN_FILES = ["bash", "-c", f'ulimit -Sn {SOFT_LIMIT}; exec "$@"', "bash"]
 CONNECTS_OFTEN = f"""
 import os, resource, socket
-from elasticjob.store import wire
+from elasticjob._runtime.store import wire
 
 soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 print("soft limit", soft, flush=True)
@@ -210,11 +210,11 @@ def test_the_store_of_a_round_serves_more_connections_than_the_soft_limit_of_ope
 
 HOSTS_A_LARGE_ROUND = """
 import sys
-from elasticjob.agent import runner
-from elasticjob.agent.machine import events
-from elasticjob.agent.main import main
-from elasticjob.contract.messages import StartRound
-from elasticjob.contract.names import RoundId
+from elasticjob._runtime.agent import runner
+from elasticjob._runtime.agent.state_machine import events
+from elasticjob._runtime.agent.main import main
+from elasticjob._runtime.contract.messages import StartRound
+from elasticjob._runtime.contract.names import RoundId
 
 async def joins(self):
     self._dispatch(events.Received(StartRound(RoundId(1, 0, 1), 0, 2500, 0, 20000, 0, 20000, "127.0.0.1", 1, 0, 3)))

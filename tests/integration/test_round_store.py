@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from elasticjob.contract.names import Env
-from elasticjob.store import wire
-from elasticjob.store.wire import Op
+from elasticjob._runtime.contract.names import Env
+from elasticjob._runtime.store import wire
+from elasticjob._runtime.store.wire import Op
 from support.agent_cluster import AgentCluster, start_nodes
 from support.local_run import LocalRun, manifest
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from elasticjob.training.blocks.state_file import read_file_header
+from elasticjob._runtime.contract.snapshot_format.state_file import read_file_header
 from support.local_run import LocalRun, manifest
 from support.processes import agent_over
 from support.worker_scripts import script

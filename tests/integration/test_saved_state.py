@@ -7,15 +7,15 @@ import tempfile
 import time
 from pathlib import Path
 
-from elasticjob.training.blocks.state_file import read_file_header
+from elasticjob._runtime.contract.snapshot_format.state_file import read_file_header
 from support.local_run import LocalRun, manifest
 from support.worker_scripts import script
 
 COMMITS_AND_EXITS = """
 import json, sys
 from elasticjob.training import progress_channel
-from elasticjob.training.blocks import state_block
-from elasticjob.training.blocks.state_block import HEADER_SIZE, BlockHeader
+from elasticjob._runtime.contract.snapshot_format import state_block
+from elasticjob._runtime.contract.snapshot_format.state_block import HEADER_SIZE, BlockHeader
 
 path, code = sys.argv[1:]
 memory = progress_channel.node_memory()[0]

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob.code_root import CODE_ROOT
-from elasticjob.contract import codec
-from elasticjob.contract.messages import RoundSettings
-from elasticjob.contract.names import Env
-from elasticjob.training.blocks.state_file import read_file_header
+from elasticjob._runtime.contract import codec
+from elasticjob._runtime.contract.messages import RoundSettings
+from elasticjob._runtime.contract.names import Env
+from elasticjob._runtime.contract.snapshot_format.state_file import read_file_header
+from elasticjob._runtime.system.code_root import CODE_ROOT
 from support.child_process import ChildProcess
 from support.local_run import PROGRAM
 from support.worker_scripts import script
@@ -22,8 +22,8 @@ pytestmark = pytest.mark.torch
 
 AGENT_THAT_LOOKS_EARLIER = """
 import functools, sys
-from elasticjob.agent.main import main
-from elasticjob.agent.reporting.state_saver import StateSaver
+from elasticjob._runtime.agent.main import main
+from elasticjob._runtime.agent.reporting.state_saver import StateSaver
 StateSaver.run = functools.partialmethod(StateSaver.run, check_interval=0.01)  # not after a minute
 sys.exit(main(sys.argv[1:]))
 """
@@ -31,7 +31,7 @@ COMMITS_TWICE = """
 import os, sys, time
 import torch
 import elasticjob
-from elasticjob.training.blocks.state_file import read_file_header
+from elasticjob._runtime.contract.snapshot_format.state_file import read_file_header
 
 folder, rank = sys.argv[1], os.environ["RANK"]
 state = elasticjob.State(model=torch.nn.Linear(2, 2), path=f"{folder}/state-{rank}", save_minutes=0.001)

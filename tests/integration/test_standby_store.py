@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob.contract.messages import RoundPhase
+from elasticjob._runtime.contract.messages import RoundPhase
 from support.agent_cluster import NODES, AgentCluster, start_training
 from support.machines import machines, run_tool, run_within_namespace
 

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from elasticjob.contract import codec
-from elasticjob.contract.messages import (
+from elasticjob._runtime.contract import codec
+from elasticjob._runtime.contract.messages import (
     Announce,
     Finish,
     Message,
@@ -26,13 +26,13 @@ from elasticjob.contract.messages import (
     WorkersStarted,
     WorkersSucceeded,
 )
-from elasticjob.contract.names import Env
-from elasticjob.control_link.link import ControlLink, LinkRole, connect
+from elasticjob._runtime.contract.names import Env
+from elasticjob._runtime.control_link.link import ControlLink, LinkRole, connect
 
 KEYS = {LinkRole.NODE: b"n" * 32, LinkRole.OPERATOR: b"o" * 32}
 ONE_REPORT_AN_HOUR = """
 import sys
-from elasticjob.store_pod import coordinator, main
+from elasticjob._runtime.store_pod import coordinator, main
 coordinator.REPORT_SECONDS_PER_NODE = 3600.0
 sys.exit(main.main([]))
 """
@@ -104,8 +104,8 @@ def hosting_handler(monkeypatch: pytest.MonkeyPatch, end_timeout: float) -> Any:
     pytest.importorskip("torch")
     from torch.distributed.elastic.rendezvous import api
 
-    from elasticjob.torchrun import stores
-    from elasticjob.torchrun.create import create_handler
+    from elasticjob._runtime.torchrun import stores
+    from elasticjob._runtime.torchrun.create import create_handler
 
     monkeypatch.setattr(stores, "_END_TIMEOUT", end_timeout)
     conf = {"is_host": True, "read_timeout": 20, "close_timeout": 1, "heartbeat_timeout": 1}

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from elasticjob.contract.names import Env
+from elasticjob._runtime.contract.names import Env
 from support.local_run import LocalRun, manifest
 from support.partition import OWN_NETWORK
 from support.processes import child_with, environ_of, state_of

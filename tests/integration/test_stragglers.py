@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob.contract.names import Env
+from elasticjob._runtime.contract.names import Env
 from support.local_run import LocalRun, manifest
 from support.worker_scripts import script
 
@@ -67,11 +67,11 @@ OWN = """
 import mmap, os, time
 import torch
 from torch.utils.checkpoint import checkpoint
-from elasticjob.contract.progress_page import PageWord
-from elasticjob.training import own_time
+from elasticjob._runtime.contract.shared_memory.progress_page import PageWord
+from elasticjob.training import compute_time
 
 words = memoryview(mmap.mmap(-1, 4096)).cast("q")
-own_time.measure(words)
+compute_time.measure(words)
 
 class Waits(torch.autograd.Function):
     @staticmethod

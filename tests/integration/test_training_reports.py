@@ -8,12 +8,20 @@ import sys
 import time
 from pathlib import Path
 
-from elasticjob.contract.messages import ExpectedPod, Metric, OperatorView, Outcome, PodState, Report, RoundSettings
-from elasticjob.contract.names import Env
-from elasticjob.control_link.link import LinkGate, LinkRole, Welcome, connect
-from elasticjob.rendezvous.state import initial_state
-from elasticjob.store.server import StoreServer
-from elasticjob.store_pod.coordinator import Coordinator
+from elasticjob._runtime.contract.messages import (
+    ExpectedPod,
+    Metric,
+    OperatorView,
+    Outcome,
+    PodState,
+    Report,
+    RoundSettings,
+)
+from elasticjob._runtime.contract.names import Env
+from elasticjob._runtime.control_link.link import LinkGate, LinkRole, Welcome, connect
+from elasticjob._runtime.rendezvous.state import initial_state
+from elasticjob._runtime.store.server import StoreServer
+from elasticjob._runtime.store_pod.coordinator import Coordinator
 from support.local_run import PROGRAM
 
 KEYS = {LinkRole.NODE: b"n" * 32, LinkRole.OPERATOR: b"o" * 32}

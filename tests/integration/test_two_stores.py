@@ -11,8 +11,8 @@ from typing import TypeVar
 
 import pytest
 
-from elasticjob.contract import codec
-from elasticjob.contract.messages import (
+from elasticjob._runtime.contract import codec
+from elasticjob._runtime.contract.messages import (
     Announce,
     CoordinatorToNode,
     EndRound,
@@ -27,9 +27,9 @@ from elasticjob.contract.messages import (
     WorkersStarted,
     WorkersStopped,
 )
-from elasticjob.contract.names import Env, RoundId
-from elasticjob.control_link.link import ControlLink, LinkRole, connect
-from elasticjob.control_link.node_client import NodeClient
+from elasticjob._runtime.contract.names import Env, RoundId
+from elasticjob._runtime.control_link.link import ControlLink, LinkRole, connect
+from elasticjob._runtime.control_link.node_client import NodeClient
 
 PROGRAM = [sys.executable, str(Path(__file__).parents[2] / "agent" / "elasticjob"), "store"]
 KEY = b"n" * 32
@@ -172,7 +172,7 @@ import os, signal, sys
 
 class Finder:
     def find_spec(self, name, path=None, target=None):
-        if name == "elasticjob.store_pod.main":
+        if name == "elasticjob._runtime.store_pod.main":
             os.kill(os.getpid(), signal.SIGTERM)
 
 sys.meta_path.insert(0, Finder())

@@ -10,8 +10,8 @@ from random import Random
 
 import pytest
 
-from elasticjob.agent.machine.state import AgentPhase
-from elasticjob.rendezvous.machine_ends import EARLIER_SECONDS
+from elasticjob._runtime.agent.state_machine.state import AgentPhase
+from elasticjob._runtime.rendezvous.node_ends import EARLIER_SECONDS
 from support.rounds_agent import Agent
 from support.rounds_explorer import explore
 from support.rounds_invariants import broken_invariants, liveness_violation

@@ -8,10 +8,10 @@ from random import Random
 
 import pytest
 
-from elasticjob.contract.messages import FailureClass, StepReport, WorkersFailed
-from elasticjob.rendezvous import rounds
-from elasticjob.rendezvous.event_batch import Settled
-from elasticjob.rendezvous.state import CoordinatorEvent, CoordinatorState, NodeMessage, SendToNode
+from elasticjob._runtime.contract.messages import FailureClass, StepReport, WorkersFailed
+from elasticjob._runtime.rendezvous.event_batch import Settled
+from elasticjob._runtime.rendezvous.rounds import rounds
+from elasticjob._runtime.rendezvous.state import CoordinatorEvent, CoordinatorState, NodeMessage, SendToNode
 from support import rounds_invariants
 from support.rounds_invariants import broken_invariants, liveness_violation
 from support.rounds_world import World, calm, faults, finishing, running, step

@@ -8,10 +8,10 @@ from types import ModuleType
 
 import pytest
 
-from elasticjob.contract.messages import BreakRound
-from elasticjob.rendezvous import round_break, rounds
-from elasticjob.rendezvous.decision import RoundDecision
-from elasticjob.rendezvous.state import CoordinatorState, SendToNode
+from elasticjob._runtime.contract.messages import BreakRound
+from elasticjob._runtime.rendezvous.decision import RoundDecision
+from elasticjob._runtime.rendezvous.rounds import round_break, rounds
+from elasticjob._runtime.rendezvous.state import CoordinatorState, SendToNode
 from support.rounds_explorer import explore
 from support.rounds_invariants import broken_invariants, liveness_violation, no_node_keeps_a_broken_result
 from support.rounds_options import JobOptions

@@ -10,13 +10,13 @@ from types import ModuleType
 
 import pytest
 
-from elasticjob.agent.machine import decide
-from elasticjob.agent.machine.state import AgentState
-from elasticjob.contract.messages import EndReason, Report, RoundPhase
-from elasticjob.contract.names import RoundId
-from elasticjob.rendezvous.report import build_report
-from elasticjob.rendezvous.state import RECOVERY_TIMEOUT, CoordinatorState
-from elasticjob_operator.plan import store_confirmation
+from elasticjob._runtime.agent.state_machine import decide
+from elasticjob._runtime.agent.state_machine.state import AgentState
+from elasticjob._runtime.contract.messages import EndReason, Report, RoundPhase
+from elasticjob._runtime.contract.names import RoundId
+from elasticjob._runtime.rendezvous.observations.report import build_report
+from elasticjob._runtime.rendezvous.state import RECOVERY_TIMEOUT, CoordinatorState
+from elasticjob_operator.plan.store_pods import store_confirmation
 from support import rounds_world
 from support.rounds_invariants import broken_invariants, liveness_violation
 from support.rounds_operator import MIN

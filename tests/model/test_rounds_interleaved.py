@@ -14,10 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticjob.contract.messages import OperatorView, WorkersStopped
-from elasticjob.rendezvous import apply_event, round_end, rounds
-from elasticjob.rendezvous.decision import RoundDecision, Rule
-from elasticjob.rendezvous.state import CoordinatorState, Node
+from elasticjob._runtime.contract.messages import OperatorView, WorkersStopped
+from elasticjob._runtime.rendezvous import apply_event
+from elasticjob._runtime.rendezvous.decision import RoundDecision, Rule
+from elasticjob._runtime.rendezvous.rounds import round_end, rounds
+from elasticjob._runtime.rendezvous.state import CoordinatorState, Node
 from support.rounds_explorer import explore, search
 from support.rounds_invariants import broken_invariants, liveness_violation
 from support.rounds_world import FAULTS, Move, World, calm, charged, faults, finishing, running, settle, step

@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-from elasticjob.contract.messages import Outcome
+from elasticjob._runtime.contract.messages import Outcome
 from support.rounds_agent import Agent
 from support.rounds_explorer import explore
 from support.rounds_invariants import broken_invariants, liveness_violation

@@ -9,9 +9,9 @@ from types import ModuleType
 
 import pytest
 
-from elasticjob.agent.machine import write_permission
-from elasticjob.contract.messages import Report
-from elasticjob_operator.plan import store_confirmation
+from elasticjob._runtime.agent.state_machine import write_permission
+from elasticjob._runtime.contract.messages import Report
+from elasticjob_operator.plan.store_pods import store_confirmation
 from support.rounds_invariants import INVARIANTS, Invariant, broken_invariants, liveness_violation, never_two_writers
 from support.rounds_world import Move, World, calm, faults, running, step
 

@@ -9,10 +9,12 @@ from types import ModuleType
 
 import pytest
 
-from elasticjob.contract.messages import Standby
-from elasticjob.rendezvous import apply_event, rounds, slow_starts
-from elasticjob.rendezvous.decision import RoundDecision
-from elasticjob.rendezvous.state import CoordinatorState, Node
+from elasticjob._runtime.contract.messages import Standby
+from elasticjob._runtime.rendezvous import apply_event
+from elasticjob._runtime.rendezvous.decision import RoundDecision
+from elasticjob._runtime.rendezvous.observations import slow_starts
+from elasticjob._runtime.rendezvous.rounds import rounds
+from elasticjob._runtime.rendezvous.state import CoordinatorState, Node
 from support.rounds_explorer import explore
 from support.rounds_invariants import broken_invariants, liveness_violation
 from support.rounds_options import JobOptions

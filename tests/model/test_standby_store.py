@@ -10,11 +10,12 @@ from types import ModuleType
 
 import pytest
 
-from elasticjob.rendezvous import confirmation, standby_store
-from elasticjob.rendezvous.state import RECOVERY_TIMEOUT, CoordinatorState
-from elasticjob.rendezvous.store_recovery import count_newest_round
-from elasticjob_operator.plan import standby, store_confirmation
+from elasticjob._runtime.rendezvous import standby_store
+from elasticjob._runtime.rendezvous.rounds import confirmation
+from elasticjob._runtime.rendezvous.state import RECOVERY_TIMEOUT, CoordinatorState
+from elasticjob._runtime.rendezvous.store_recovery import count_newest_round
 from elasticjob_operator.plan.context import LEASE_LATE_SECONDS
+from elasticjob_operator.plan.store_pods import standby, store_confirmation
 from support import rounds_world
 from support.rounds_agent import Agent
 from support.rounds_explorer import explore

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from elasticjob.code_root import CODE_ROOT
-from elasticjob.contract import codec
-from elasticjob.contract.messages import (
+from elasticjob._runtime.contract import codec
+from elasticjob._runtime.contract.messages import (
     ExpectedPod,
     OperatorView,
     PodState,
@@ -22,9 +21,10 @@ from elasticjob.contract.messages import (
     RoundSettings,
     StandbyStore,
 )
-from elasticjob.contract.names import Env, RoundId
-from elasticjob.control_link.link import ControlLink, LinkRole, connect
-from elasticjob.ip_addresses import endpoint_text
+from elasticjob._runtime.contract.names import Env, RoundId
+from elasticjob._runtime.control_link.link import ControlLink, LinkRole, connect
+from elasticjob._runtime.system.code_root import CODE_ROOT
+from elasticjob._runtime.system.ip_addresses import endpoint_text
 from support.local_run import PROGRAM
 
 NODE_KEY, OPERATOR_KEY = b"n" * 32, b"o" * 32

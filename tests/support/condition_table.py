@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from elasticjob_operator.model.status import ConditionType
+from elasticjob_operator.model.job.status import ConditionType
 
 REFERENCE = Path(__file__).resolve().parents[2] / "docs/reference.md"
 State = tuple[str, str, str]

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from elasticjob.contract.names import Env
+from elasticjob._runtime.contract.names import Env
 from support.fault_draw import INJECTED_BY_TEST, KINDS, NODES, REPLACES, UNNOTICED, Incident
 from support.local_run import LocalRun, manifest
 from support.partition import OWN_NETWORK, connections_of

@@ -61,7 +61,7 @@ def replace(owner, method, at):
 
 
 def inject_effects():
-    from elasticjob.agent import runner
+    from elasticjob._runtime.agent import runner
     carry_out = runner.Agent._do
 
     def do(self, effect):

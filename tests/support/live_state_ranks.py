@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from elasticjob._runtime.contract.snapshot_format.state_file import read_file_header
 from elasticjob.training import devices, group_device, progress_channel, random_states
-from elasticjob.training.blocks.state_file import read_file_header
 from elasticjob.training.replicated.rank_random_states import note_interruption
 from elasticjob.training.replicated.state import State
 from elasticjob.training.state_exchange import Exchange

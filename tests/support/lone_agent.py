@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from elasticjob.code_root import CODE_ROOT
-from elasticjob.contract.names import Env
+from elasticjob._runtime.contract.names import Env
+from elasticjob._runtime.system.code_root import CODE_ROOT
 
 
 def lone_agent_environment(log: Path) -> dict[str, str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cluster.build import metrics_server as build_metrics_server
 from cluster.layout import HOST_ADDRESS, Layout
-from elasticjob.agent.processes import die_with_parent
+from elasticjob._runtime.agent.processes import die_with_parent
 from support.kube import Json, Kube, is_true
 
 PORT = 10443

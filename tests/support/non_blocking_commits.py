@@ -16,16 +16,16 @@ from unittest import mock
 import torch
 from torch import nn
 
-from elasticjob.contract.memory_file import memory_file
+from elasticjob._runtime.contract.snapshot_format.state_block import read_header
+from elasticjob._runtime.system.memory_file import memory_file
 from elasticjob.training import progress_channel, random_states
-from elasticjob.training.blocks import state_tree
-from elasticjob.training.blocks.state_block import read_header
-from elasticjob.training.blocks.state_tree import PackedTree
 from elasticjob.training.random_states import GENERATORS
 from elasticjob.training.replicated import background_copy
 from elasticjob.training.replicated.rank_memory import RankMemory
 from elasticjob.training.replicated.rank_random_states import RankRandomStates
 from elasticjob.training.replicated.state import State
+from elasticjob.training.snapshot_values import state_tree
+from elasticjob.training.snapshot_values.state_tree import PackedTree
 
 
 class Training:

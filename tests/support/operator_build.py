@@ -9,8 +9,8 @@ from typing import Any
 
 import yaml
 
-from elasticjob.contract import codec
-from elasticjob.contract.messages import (
+from elasticjob._runtime.contract import codec
+from elasticjob._runtime.contract.messages import (
     EndReason,
     Failure,
     FailureClass,
@@ -22,12 +22,12 @@ from elasticjob.contract.messages import (
     RoundPhase,
     Termination,
 )
-from elasticjob.contract.names import Label, Role, RoundId
-from elasticjob.local.job_schema import find_mistakes
-from elasticjob_operator.model.guarded import guarded_digest
+from elasticjob._runtime.contract.names import Label, Role, RoundId
+from elasticjob._runtime.local.manifest.job_schema import find_mistakes
+from elasticjob_operator.model.cluster.pods import AVOIDED_NODES, FAILED_STARTS, Pod, parse_pod
+from elasticjob_operator.model.cluster.raw import timestamp
+from elasticjob_operator.model.job.guarded import guarded_digest
 from elasticjob_operator.model.observed import Child, Children, Job, LinkView, Observed, parse_job
-from elasticjob_operator.model.pods import AVOIDED_NODES, FAILED_STARTS, Pod, parse_pod
-from elasticjob_operator.model.raw import timestamp
 from elasticjob_operator.plan import Plan, plan
 from support.condition_table import documented_reason, undocumented
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from elasticjob.contract.names import Label, Role
-from elasticjob_operator.controller import Controller
-from elasticjob_operator.events import Recorder
-from elasticjob_operator.keys import JobKeys
+from elasticjob._runtime.contract.names import Label, Role
 from elasticjob_operator.kube import JOBS
+from elasticjob_operator.reconcile.controller import Controller
+from elasticjob_operator.reconcile.events import Recorder
+from elasticjob_operator.reconcile.keys import JobKeys
 from support.operator_build import NOW, UID, raw_job
 from support.operator_world import Api, FakeStoreLinks, World, job_status
 

@@ -17,15 +17,15 @@ from enum import Enum
 from typing import Any, cast
 from urllib.parse import parse_qs
 
-from elasticjob_operator.controller import Controller
-from elasticjob_operator.events import Recorder
-from elasticjob_operator.keys import JobKeys
 from elasticjob_operator.kube import EVENTS, JOBS, PODS, KubeError, Resource
 from elasticjob_operator.kube import api as kube_api
 from elasticjob_operator.kube.client import ATTEMPTS, KubeClient
 from elasticjob_operator.model.observed import JobKey
-from elasticjob_operator.watch_cache import WatchCache
-from elasticjob_operator.workqueue import WorkQueue
+from elasticjob_operator.queue.workqueue import WorkQueue
+from elasticjob_operator.reconcile.controller import Controller
+from elasticjob_operator.reconcile.events import Recorder
+from elasticjob_operator.reconcile.keys import JobKeys
+from elasticjob_operator.watch.watch_cache import WatchCache
 from support.operator_watch import Watch
 from support.operator_world import Api, FakeStoreLinks, World
 

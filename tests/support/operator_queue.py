@@ -7,8 +7,8 @@ from typing import Any
 
 from elasticjob_operator.kube.api import KUEUE_WORKLOADS
 from elasticjob_operator.manifests.workload import REPLACEMENT_FOR
-from elasticjob_operator.model.raw import timestamp
-from elasticjob_operator.model.workload import WorkloadCondition, parse_workload
+from elasticjob_operator.model.cluster.raw import timestamp
+from elasticjob_operator.model.cluster.workload import WorkloadCondition, parse_workload
 from support.operator_world import Api
 
 Raw = dict[str, Any]

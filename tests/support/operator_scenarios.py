@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from elasticjob.contract.messages import EndReason, Outcome
-from elasticjob.contract.names import Label, Role
+from elasticjob._runtime.contract.messages import EndReason, Outcome
+from elasticjob._runtime.contract.names import Label, Role
 from elasticjob_operator.kube import EVENTS, JOBS, PODS, SERVICES, Resource
 from elasticjob_operator.kube.api import KUEUE_WORKLOADS
-from elasticjob_operator.model.nodes import NodeWarning
+from elasticjob_operator.model.cluster.nodes import NodeWarning
+from elasticjob_operator.model.cluster.workload import WorkloadCondition, parse_workload
+from elasticjob_operator.model.job.status_lists import read_ranges
 from elasticjob_operator.model.observed import ELASTIC_ANNOTATION, QUEUE_LABEL
-from elasticjob_operator.model.status_lists import read_ranges
-from elasticjob_operator.model.workload import WorkloadCondition, parse_workload
 from support.operator_build import NOW, elastic, raw_job
 from support.operator_process import OUTAGES, RESOURCES, ApiServer, Fault, OperatorProcess, run_virtual
 from support.operator_queue import Queue

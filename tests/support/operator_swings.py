@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from elasticjob.contract.names import Label, Role
+from elasticjob._runtime.contract.names import Label, Role
 from elasticjob_operator.kube import JOBS
 from support.operator_build import NOW, elastic, raw_job
 from support.operator_process import ApiServer, run_virtual

@@ -6,10 +6,10 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from elasticjob.contract.names import Label
+from elasticjob._runtime.contract.names import Label
 from elasticjob_operator.kube import JOBS, PODS, Resource
 from elasticjob_operator.kube.api import KUEUE_WORKLOADS
-from elasticjob_operator.watch_cache import WatchCache
+from elasticjob_operator.watch.watch_cache import WatchCache
 from support.operator_world import Api, copied
 
 Raw = dict[str, Any]

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from itertools import count, islice
 from typing import Any
 
-from elasticjob.contract import codec
-from elasticjob.contract.failure_rules import FailureAction
-from elasticjob.contract.messages import (
+from elasticjob._runtime.contract import codec
+from elasticjob._runtime.contract.failures.failure_rules import FailureAction
+from elasticjob._runtime.contract.messages import (
     EndReason,
     Failure,
     FailureClass,
@@ -28,7 +28,7 @@ from elasticjob.contract.messages import (
     RoundPhase,
     Termination,
 )
-from elasticjob.contract.names import Env, ExitCode, Label, Role, RoundId
+from elasticjob._runtime.contract.names import Env, ExitCode, Label, Role, RoundId
 from elasticjob_operator.kube import (
     BUDGETS,
     JOBS,
@@ -41,11 +41,11 @@ from elasticjob_operator.kube import (
     Refused,
     Resource,
 )
-from elasticjob_operator.model.nodes import NodeWarning
+from elasticjob_operator.model.cluster.nodes import NodeWarning
+from elasticjob_operator.model.cluster.pods import FAILED_STARTS
+from elasticjob_operator.model.cluster.raw import moment, timestamp
+from elasticjob_operator.model.job.status_lists import read_ranges
 from elasticjob_operator.model.observed import LinkView
-from elasticjob_operator.model.pods import FAILED_STARTS
-from elasticjob_operator.model.raw import moment, timestamp
-from elasticjob_operator.model.status_lists import read_ranges
 from elasticjob_operator.plan import StoreAddress
 
 Raw = dict[str, Any]

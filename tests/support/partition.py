@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from elasticjob.contract.names import Env
+from elasticjob._runtime.contract.names import Env
 from support.processes import child_with, environ_of
 
 OWN_NETWORK = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "-"]

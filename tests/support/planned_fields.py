@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from elasticjob.local.job_schema import Schema, job_schema
+from elasticjob._runtime.local.manifest.job_schema import Schema, job_schema
 
 _NUMBER = {"type": "integer", "minimum": 0}
 _PLANNED: dict[str, Schema] = {

@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import Any
 
-from elasticjob.contract.messages import (
+from elasticjob._runtime.contract.messages import (
     Announce,
     CoordinatorToNode,
     EndRound,
@@ -32,11 +32,11 @@ from elasticjob.contract.messages import (
     WorkersStopped,
     WorkersSucceeded,
 )
-from elasticjob.contract.names import RoundId
-from elasticjob.rendezvous import rounds
-from elasticjob.rendezvous.event_batch import Settled
-from elasticjob.rendezvous.report import build_report, round_phase
-from elasticjob.rendezvous.state import (
+from elasticjob._runtime.contract.names import RoundId
+from elasticjob._runtime.rendezvous.event_batch import Settled
+from elasticjob._runtime.rendezvous.observations.report import build_report, round_phase
+from elasticjob._runtime.rendezvous.rounds import rounds
+from elasticjob._runtime.rendezvous.state import (
     CoordinatorEvent,
     CoordinatorState,
     NodeDisconnected,

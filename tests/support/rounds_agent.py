@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from elasticjob.agent.machine import decide as machine
-from elasticjob.agent.machine import events
-from elasticjob.agent.machine.effects import (
+from elasticjob._runtime.agent.monitoring.progress.worker_progress import HOLD_TIMEOUT
+from elasticjob._runtime.agent.state_machine import decide as machine
+from elasticjob._runtime.agent.state_machine import events
+from elasticjob._runtime.agent.state_machine.effects import (
     Effect,
     Exit,
     FreezeWorkers,
@@ -24,10 +25,9 @@ from elasticjob.agent.machine.effects import (
     StopWorkers,
     StopWorkersAt,
 )
-from elasticjob.agent.machine.events import AgentEvent
-from elasticjob.agent.machine.state import AgentPhase, AgentState
-from elasticjob.agent.monitoring.worker_progress import HOLD_TIMEOUT
-from elasticjob.contract.messages import (
+from elasticjob._runtime.agent.state_machine.events import AgentEvent
+from elasticjob._runtime.agent.state_machine.state import AgentPhase, AgentState
+from elasticjob._runtime.contract.messages import (
     Announce,
     CoordinatorToNode,
     Failure,
@@ -41,7 +41,7 @@ from elasticjob.contract.messages import (
     Termination,
     WorkersStopped,
 )
-from elasticjob.contract.names import RoundId
+from elasticjob._runtime.contract.names import RoundId
 from support.rounds_options import USER_ERROR
 
 INCARNATIONS = 100

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from elasticjob.rendezvous.persistent_map import PersistentMap
+from elasticjob._runtime.rendezvous.persistent_map import PersistentMap
 from support.rounds_invariants import broken_invariants, liveness_violation
 from support.rounds_world import Move, World, calm, faults, step
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import count, islice, pairwise
 
-from elasticjob.agent.machine.state import AgentPhase
-from elasticjob.contract.failure_rules import UNCOUNTED_ACTIONS, FailureAction
-from elasticjob.contract.messages import (
+from elasticjob._runtime.agent.state_machine.state import AgentPhase
+from elasticjob._runtime.contract.failures.failure_rules import UNCOUNTED_ACTIONS, FailureAction
+from elasticjob._runtime.contract.messages import (
     Announce,
     EndReason,
     EndRound,
@@ -20,11 +20,11 @@ from elasticjob.contract.messages import (
     RoundEnded,
     StartRound,
 )
-from elasticjob.contract.names import RoundId
-from elasticjob.rendezvous import rounds
-from elasticjob.rendezvous.confirmation import CONFIRMATION_SECONDS, least_complete_round
-from elasticjob.rendezvous.decision import RoundDecision
-from elasticjob.rendezvous.state import (
+from elasticjob._runtime.contract.names import RoundId
+from elasticjob._runtime.rendezvous.decision import RoundDecision
+from elasticjob._runtime.rendezvous.rounds import rounds
+from elasticjob._runtime.rendezvous.rounds.confirmation import CONFIRMATION_SECONDS, least_complete_round
+from elasticjob._runtime.rendezvous.state import (
     CoordinatorEvent,
     CoordinatorState,
     Round,
@@ -32,7 +32,7 @@ from elasticjob.rendezvous.state import (
     is_restartable,
     topology_of,
 )
-from elasticjob_operator.model.status import ConditionType
+from elasticjob_operator.model.job.status import ConditionType
 from support import rounds_partition
 from support.rounds_agent import Agent
 from support.rounds_operator import MIN

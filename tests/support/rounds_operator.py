@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from elasticjob.contract.messages import OperatorView, Outcome, Report, RoundSettings
-from elasticjob.contract.names import ExitCode
+from elasticjob._runtime.contract.messages import OperatorView, Outcome, Report, RoundSettings
+from elasticjob._runtime.contract.names import ExitCode
 from elasticjob_operator.manifests.names import store_pod
-from elasticjob_operator.model.nodes import NodeWarning
+from elasticjob_operator.model.cluster.nodes import NodeWarning
+from elasticjob_operator.model.cluster.pods import Pod, TrainerEnd
+from elasticjob_operator.model.job.spec import JobSpec, parse_spec
+from elasticjob_operator.model.job.status import Status, parse_status
 from elasticjob_operator.model.observed import Child, Children, Job, LinkView, Observed, Refusal, RefusalReason
-from elasticjob_operator.model.pods import Pod, TrainerEnd
-from elasticjob_operator.model.spec import JobSpec, parse_spec
-from elasticjob_operator.model.status import Status, parse_status
 from elasticjob_operator.plan import Plan, plan
 from elasticjob_operator.plan.context import STORE_GRACE_SECONDS
 from support.rounds_agent import Agent

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from elasticjob.contract.failure_rules import FailureAction
-from elasticjob.contract.messages import RestartStrategy, SuccessPolicy
+from elasticjob._runtime.contract.failures.failure_rules import FailureAction
+from elasticjob._runtime.contract.messages import RestartStrategy, SuccessPolicy
 
 USER_ERROR = 2
 """The exit code of a worker at the move `exit`. At `fail` a signal ends it, and at `crash` its pod: exit code 137."""

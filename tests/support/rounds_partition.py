@@ -11,10 +11,10 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
-from elasticjob.agent.machine import write_permission
-from elasticjob.agent.machine.state import AgentPhase
-from elasticjob.contract.messages import EndRound
-from elasticjob.contract.names import RoundId
+from elasticjob._runtime.agent.state_machine import write_permission
+from elasticjob._runtime.agent.state_machine.state import AgentPhase
+from elasticjob._runtime.contract.messages import EndRound
+from elasticjob._runtime.contract.names import RoundId
 from support.rounds_agent import Agent
 
 LARGE = 5

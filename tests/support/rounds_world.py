@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from elasticjob.agent.machine import decide as machine
-from elasticjob.agent.machine import events
-from elasticjob.contract.messages import (
+from elasticjob._runtime.agent.state_machine import decide as machine
+from elasticjob._runtime.agent.state_machine import events
+from elasticjob._runtime.contract.messages import (
     Announce,
     CoordinatorToNode,
     EndReason,
@@ -30,11 +30,11 @@ from elasticjob.contract.messages import (
     StoreActive,
     StoreToNode,
 )
-from elasticjob.contract.names import RoundId
-from elasticjob.rendezvous import rounds
-from elasticjob.rendezvous.decision import RoundDecision
-from elasticjob.rendezvous.report import build_report
-from elasticjob.rendezvous.state import (
+from elasticjob._runtime.contract.names import RoundId
+from elasticjob._runtime.rendezvous.decision import RoundDecision
+from elasticjob._runtime.rendezvous.observations.report import build_report
+from elasticjob._runtime.rendezvous.rounds import rounds
+from elasticjob._runtime.rendezvous.state import (
     CoordinatorEvent,
     CoordinatorState,
     NewerStoreSeen,
@@ -44,7 +44,7 @@ from elasticjob.rendezvous.state import (
     Tick,
     initial_state,
 )
-from elasticjob.store_pod.main import ROUNDS_PER_START
+from elasticjob._runtime.store_pod.main import ROUNDS_PER_START
 from elasticjob_operator.actions import (
     CreateStandbyStore,
     CreateStore,
@@ -54,7 +54,7 @@ from elasticjob_operator.actions import (
     DeleteService,
     UpdateStoreService,
 )
-from elasticjob_operator.model.status import ConditionType
+from elasticjob_operator.model.job.status import ConditionType
 from elasticjob_operator.plan.context import NODES_SWITCH_SECONDS, STORE_UNRESPONSIVE_SECONDS
 from support import rounds_operator, rounds_partition
 from support.rounds_agent import Agent, crash, dispatch, fail, may_fail, new_agent, work, works

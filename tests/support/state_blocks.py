@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 
-from elasticjob.training.blocks import state_block
-from elasticjob.training.blocks.state_block import HEADER_SIZE, NO_STEP, BlockHeader
+from elasticjob._runtime.contract.snapshot_format import state_block
+from elasticjob._runtime.contract.snapshot_format.state_block import HEADER_SIZE, NO_STEP, BlockHeader
 
 
 def memory(

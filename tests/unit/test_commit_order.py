@@ -13,8 +13,9 @@ pytest.importorskip("torch")
 import torch
 
 import elasticjob
+from elasticjob._runtime.contract.snapshot_format import state_block
 from elasticjob.training import pinned_memory
-from elasticjob.training.blocks import state_block, state_tree
+from elasticjob.training.snapshot_values import state_tree
 
 pytestmark = pytest.mark.torch
 

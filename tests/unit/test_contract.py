@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from elasticjob.contract import codec
-from elasticjob.contract import messages as m
-from elasticjob.contract.codec import MessageError
-from elasticjob.contract.failure_rules import FailureAction, FailureRule
-from elasticjob.contract.names import RoundId
+from elasticjob._runtime.contract import codec
+from elasticjob._runtime.contract import messages as m
+from elasticjob._runtime.contract.codec import MessageError
+from elasticjob._runtime.contract.failures.failure_rules import FailureAction, FailureRule
+from elasticjob._runtime.contract.names import RoundId
 
 ROUND = RoundId(1, 0, 7)
 FAIL_JOB = FailureAction.FAIL_JOB

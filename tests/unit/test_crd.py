@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import yaml
 
-from elasticjob.contract.names import DEFAULT_PORT, GROUP, KIND, PLURAL, VERSION
+from elasticjob._runtime.contract.names import DEFAULT_PORT, GROUP, KIND, PLURAL, VERSION
 from elasticjob_operator.__main__ import NEWEST_STATUS_FIELD
-from elasticjob_operator.model.job_defaults import DEFAULT_FIELDS
+from elasticjob_operator.model.job.job_defaults import DEFAULT_FIELDS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CRDS = REPOSITORY / "crds"
-JOB_SCHEMA = REPOSITORY / "agent/elasticjob/local/job_schema.json"
+JOB_SCHEMA = REPOSITORY / "agent/elasticjob/_runtime/local/manifest/job_schema.json"
 CHART_COPY = REPOSITORY / "charts/elasticjob/files/elasticjobs.yaml"
 
 
@@ -159,7 +159,7 @@ def test_names_are_those_of_the_contract() -> None:
 
 
 def test_defaults_are_those_of_the_operator() -> None:
-    model = pytest.importorskip("elasticjob_operator.model.spec")
+    model = pytest.importorskip("elasticjob_operator.model.job.spec")
     defaults = {field.name: field.default for field in fields(model.JobSpec)}
     rendezvous = {name: value.get("default") for name, value in SPEC["rendezvous"]["properties"].items()}
     assert rendezvous["port"] == DEFAULT_PORT

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from elasticjob.contract.progress_page import NO_LIMIT, PAGE_SIZE, PageWord, open_page
+from elasticjob._runtime.contract.shared_memory.progress_page import NO_LIMIT, PAGE_SIZE, PageWord, open_page
 from elasticjob.training import devices, progress_channel
 
 

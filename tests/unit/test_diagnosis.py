@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob.agent.monitoring.worker_exits import OomCounter, WorkerExit, failure_of
-from elasticjob.contract.messages import Failure, FailureClass
-from elasticjob.diagnosis import classify, root_cause
+from elasticjob._runtime.agent.monitoring.exits.worker_exits import OomCounter, WorkerExit, failure_of
+from elasticjob._runtime.contract.messages import Failure, FailureClass
+from elasticjob._runtime.diagnosis import classify, root_cause
 
 USER, OOM, KILLED = FailureClass.USER_ERROR, FailureClass.OOM_KILLED, FailureClass.KILLED
 PEER, START, DEVICE = FailureClass.COLLECTIVE_FAILED, FailureClass.START_ERROR, FailureClass.DEVICE_UNHEALTHY

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from elasticjob.contract import codec
-from elasticjob.contract.failure_rules import PodCondition, first_match, parse_rules, shell_exit_code
-from elasticjob.contract.messages import RoundSettings
+from elasticjob._runtime.contract import codec
+from elasticjob._runtime.contract.failures.failure_rules import PodCondition, first_match, parse_rules, shell_exit_code
+from elasticjob._runtime.contract.messages import RoundSettings
 
 
 def rule(name: str, **criterion: Any) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from elasticjob.contract.messages import Outcome
-from elasticjob.local.cel import parse_cel
+from elasticjob._runtime.contract.messages import Outcome
+from elasticjob._runtime.local.manifest.cel import parse_cel
 from elasticjob_operator.model.observed import Observed
 from support.operator_build import (
     REPOSITORY,

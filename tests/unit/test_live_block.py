@@ -11,9 +11,9 @@ import pytest
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
 
-from elasticjob.training.blocks.state_block import HEADER_SIZE  # noqa: E402
-from elasticjob.training.blocks.state_tree import PackedTree  # noqa: E402
+from elasticjob._runtime.contract.snapshot_format.state_block import HEADER_SIZE  # noqa: E402
 from elasticjob.training.replicated.live_block import LiveBlock, Place, Receive, receive_into  # noqa: E402
+from elasticjob.training.snapshot_values.state_tree import PackedTree  # noqa: E402
 from elasticjob.training.state_parts import state_of  # noqa: E402
 
 VALUES = {

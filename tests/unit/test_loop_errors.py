@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from elasticjob.loop_errors import background_task, call_on_error, call_on_thread_error
+from elasticjob._runtime.system.loop_errors import background_task, call_on_error, call_on_thread_error
 
 
 class Server(asyncio.Protocol):

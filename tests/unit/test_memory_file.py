@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from elasticjob.contract.memory_file import SHARED_MEMORY, fixed_memory_file, has_fixed_size, memory_file
+from elasticjob._runtime.system.memory_file import SHARED_MEMORY, fixed_memory_file, has_fixed_size, memory_file
 
 Patch = pytest.MonkeyPatch
 NAME = f"memory-of-{os.getpid()}"

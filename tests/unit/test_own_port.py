@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob.local import own_port
+from elasticjob._runtime.local.processes import own_port
 
 RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 

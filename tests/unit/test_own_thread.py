@@ -5,13 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from elasticjob.code_root import CODE_ROOT
-from elasticjob.contract.names import ExitCode
+from elasticjob._runtime.contract.names import ExitCode
+from elasticjob._runtime.system.code_root import CODE_ROOT
 
 WAITS_FOR_EVER = f"""
 import sys, threading
 sys.path.insert(0, {CODE_ROOT!r})
-from elasticjob.own_thread import MonitorOfWorker
+from elasticjob.inprocess.own_thread import MonitorOfWorker
 
 def watch():
     raise ValueError("the agent sent nonsense")

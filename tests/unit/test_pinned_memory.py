@@ -13,10 +13,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from elasticjob.contract.memory_file import memory_file
+from elasticjob._runtime.contract.snapshot_format.state_block import BlockHeader, read_header
+from elasticjob._runtime.system.memory_file import memory_file
 from elasticjob.training import pinned_memory
-from elasticjob.training.blocks.node_copies import COPIES, GRANULE, NodeCopies
-from elasticjob.training.blocks.state_block import BlockHeader, read_header
+from elasticjob.training.snapshot_values.node_copies import COPIES, GRANULE, NodeCopies
 
 WAIT = 30.0
 MIB = 1 << 20

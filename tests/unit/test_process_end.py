@@ -12,7 +12,7 @@ pytestmark = pytest.mark.torch
 ENDS = """
 import atexit, logging, sys, weakref
 import torch._dynamo
-from elasticjob.training.process_end import end_at_once
+from elasticjob._runtime.system.process_end import end_at_once
 
 torch.library._del_library = lambda *_: print("operators taken back")
 torch.library._del_library.__module__ = "torch.library"

@@ -11,14 +11,14 @@ import yaml
 from prometheus_client import Counter
 from prometheus_client.metrics import MetricWrapperBase
 
-from elasticjob.contract.names import FINAL_EXCEPTIONS, Env
+from elasticjob._runtime.contract.names import FINAL_EXCEPTIONS, Env
 from elasticjob_operator import metrics, settings
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 REFERENCE = (REPOSITORY / "docs/reference.md").read_text()
 OPERATOR = "".join(file.read_text() for file in (REPOSITORY / "operator").rglob("*.py"))
-for shared in ("failure_text", "names"):
-    OPERATOR += (REPOSITORY / f"agent/elasticjob/contract/{shared}.py").read_text()
+for shared in ("failures/failure_text", "names"):
+    OPERATOR += (REPOSITORY / f"agent/elasticjob/_runtime/contract/{shared}.py").read_text()
 TESTS = "".join(
     file.read_text()
     for folder in ("unit", "e2e", "integration", "support")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elasticjob.contract.restart_window import RestartWindow
+from elasticjob._runtime.contract.failures.restart_window import RestartWindow
 
 
 @pytest.mark.parametrize(

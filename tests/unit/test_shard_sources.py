@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from elasticjob.training.blocks.state_block import HEADER_SIZE, BlockHeader, read_header
-from elasticjob.training.blocks.state_sources import NO_VERSION, Version
+from elasticjob._runtime.contract.snapshot_format.state_block import HEADER_SIZE, BlockHeader, read_header
+from elasticjob._runtime.contract.snapshot_format.state_sources import NO_VERSION, Version
 from elasticjob.training.sharded.shard_memory import ShardBuffers
 from elasticjob.training.sharded.shard_sources import (
     NO_SHARD,

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob.training.blocks import state_block
-from elasticjob.training.blocks.state_block import ABSENT, NO_STEP, OLD_SEQUENCE, BlockHeader
-from elasticjob.training.blocks.state_file import read_file_header, save_block
+from elasticjob._runtime.contract.snapshot_format import state_block
+from elasticjob._runtime.contract.snapshot_format.state_block import ABSENT, NO_STEP, OLD_SEQUENCE, BlockHeader
+from elasticjob._runtime.contract.snapshot_format.state_file import read_file_header, save_block
 from support.state_blocks import memory
 
 

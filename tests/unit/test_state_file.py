@@ -14,8 +14,13 @@ from typing import Any
 
 import pytest
 
-from elasticjob.training.blocks import state_file
-from elasticjob.training.blocks.state_file import BlockChangedError, read_file_header, recorded_interval, save_block
+from elasticjob._runtime.contract.snapshot_format import state_file
+from elasticjob._runtime.contract.snapshot_format.state_file import (
+    BlockChangedError,
+    read_file_header,
+    recorded_interval,
+    save_block,
+)
 from support.state_blocks import memory, write
 
 

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from elasticjob.training.blocks.commit_sequence import ROUND, CommitSequence
-from elasticjob.training.blocks.state_block import BlockHeader
-from elasticjob.training.blocks.state_sources import NO_VERSION, Offer, Source, Transfer, alike, choose, lost_steps
+from elasticjob._runtime.contract.snapshot_format.commit_sequence import ROUND, CommitSequence
+from elasticjob._runtime.contract.snapshot_format.state_block import BlockHeader
+from elasticjob._runtime.contract.snapshot_format.state_sources import (
+    NO_VERSION,
+    Offer,
+    Source,
+    Transfer,
+    alike,
+    choose,
+    lost_steps,
+)
 
 
 def block(sequence: int, step: int) -> BlockHeader:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from elasticjob.local.manifest import ManifestError, parse_local_job
-from elasticjob_operator.model.spec import SpecError, parse_spec
+from elasticjob._runtime.local.manifest.manifest import ManifestError, parse_local_job
+from elasticjob_operator.model.job.spec import SpecError, parse_spec
 from support.local_run import manifest
 
 GPUS = {"limits": {"nvidia.com/gpu": "2"}}

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from elasticjob.convert.fields import ConvertError, JsonObject, without_nulls
-from elasticjob.manifest_yaml import ManifestYamlError, read_yaml_documents
+from elasticjob._runtime.local.manifest.manifest_yaml import ManifestYamlError, read_yaml_documents
+from elasticjob.convert.parts.fields import ConvertError, JsonObject, without_nulls
 
 STDIN = "-"
 

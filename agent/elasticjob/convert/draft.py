@@ -6,11 +6,11 @@ import copy
 import hashlib
 from typing import Any
 
-from elasticjob.contract.names import GROUP, KIND, VERSION, Backend
-from elasticjob.contract.torchrun_command import CommandError
-from elasticjob.contract.worker_count import count_workers, requested_devices
-from elasticjob.convert.fields import ConvertError, InputObject, JsonObject, Notes
-from elasticjob.local.job_schema import Schema, find_problems, job_schema
+from elasticjob._runtime.contract.commands.torchrun_command import CommandError
+from elasticjob._runtime.contract.commands.worker_count import count_workers, requested_devices
+from elasticjob._runtime.contract.names import GROUP, KIND, VERSION, Backend
+from elasticjob._runtime.local.manifest.job_schema import Schema, find_problems, job_schema
+from elasticjob.convert.parts.fields import ConvertError, InputObject, JsonObject, Notes
 
 API_VERSION = f"{GROUP}/{VERSION}"
 MAX_NAME = 50

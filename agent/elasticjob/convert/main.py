@@ -6,15 +6,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from elasticjob.contract.names import KIND, VERSION
-from elasticjob.convert.api_versions import V1ALPHA1
+from elasticjob._runtime.contract.names import KIND, VERSION
 from elasticjob.convert.documents import Document, read_documents
-from elasticjob.convert.elasticjob import ELASTICJOB_VERSIONS, convert_elasticjob, in_v1beta1
-from elasticjob.convert.fields import ConvertError, JsonObject, Notes
-from elasticjob.convert.hyperpod import HYPERPOD_KIND, HYPERPOD_VERSION, convert_hyperpod_job
-from elasticjob.convert.jobset import JOBSET_KIND, JOBSET_VERSIONS, convert_jobset
-from elasticjob.convert.pytorchjob import PYTORCHJOB_VERSION, convert_pytorchjob
-from elasticjob.convert.trainjob import RUNTIME_KINDS, TRAINJOB_VERSION, convert_trainjob
+from elasticjob.convert.kinds.api_versions import V1ALPHA1
+from elasticjob.convert.kinds.elasticjob import ELASTICJOB_VERSIONS, convert_elasticjob, in_v1beta1
+from elasticjob.convert.kinds.hyperpod import HYPERPOD_KIND, HYPERPOD_VERSION, convert_hyperpod_job
+from elasticjob.convert.kinds.jobset import JOBSET_KIND, JOBSET_VERSIONS, convert_jobset
+from elasticjob.convert.kinds.pytorchjob import PYTORCHJOB_VERSION, convert_pytorchjob
+from elasticjob.convert.kinds.trainjob import RUNTIME_KINDS, TRAINJOB_VERSION, convert_trainjob
+from elasticjob.convert.parts.fields import ConvertError, JsonObject, Notes
 from elasticjob.convert.yaml_text import manifest_text
 
 _BAD_INPUT = 2

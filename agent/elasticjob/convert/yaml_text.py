@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from elasticjob.convert.fields import JsonObject
+from elasticjob.convert.parts.fields import JsonObject
 
 _SHORT_LIST = 16
 """A longer list of numbers is written in one line."""

@@ -6,9 +6,9 @@ import os
 import socket
 from contextlib import suppress
 
-from elasticjob.contract import restart_messages
-from elasticjob.contract.names import Env
-from elasticjob.contract.restart_messages import MAX_MESSAGE, AgentToWorker, WorkerToAgent
+from elasticjob._runtime.contract import restart_messages
+from elasticjob._runtime.contract.names import Env
+from elasticjob._runtime.contract.restart_messages import MAX_MESSAGE, AgentToWorker, WorkerToAgent
 
 
 class AgentChannel:

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
-from elasticjob.contract.names import Env
+from elasticjob._runtime.contract.names import Env
 from elasticjob.inprocess.socket_store import SocketStore
 from elasticjob.inprocess.state import State
 from elasticjob.inprocess.store_mixin import StoreMixin

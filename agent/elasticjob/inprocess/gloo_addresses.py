@@ -10,8 +10,8 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
+from elasticjob._runtime.system.ip_addresses import plain_address
 from elasticjob.inprocess.own_sockets import Address
-from elasticjob.ip_addresses import plain_address
 
 log = logging.getLogger(__name__)
 

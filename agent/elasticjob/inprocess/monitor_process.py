@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
 
-from elasticjob.code_root import python_command
+from elasticjob._runtime.system.code_root import python_command
 
 _END_TIMEOUT = 5.0
 """Seconds that the monitor process has to end; it may wait for the store's answer."""

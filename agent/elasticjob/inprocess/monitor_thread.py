@@ -8,8 +8,8 @@ from datetime import timedelta
 
 from elasticjob.inprocess.attribution import Interruption, InterruptionRecord
 from elasticjob.inprocess.interruption import Interrupter
+from elasticjob.inprocess.own_thread import MonitorOfWorker
 from elasticjob.inprocess.store_mixin import IterationOutcome, StoreMixin
-from elasticjob.own_thread import MonitorOfWorker
 
 log = logging.getLogger(__name__)
 

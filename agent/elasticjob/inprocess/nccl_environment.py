@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import MutableMapping
 
-from elasticjob.contract.names import Env
+from elasticjob._runtime.contract.names import Env
 
 _ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 _RETHROW = "TORCH_NCCL_RETHROW_CUDA_ERRORS"

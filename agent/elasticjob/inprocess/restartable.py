@@ -16,10 +16,10 @@ from typing import Any, ParamSpec, TypeVar, overload
 
 import torch.distributed as dist
 
-from elasticjob import diagnosis
-from elasticjob.contract.messages import FailureClass
-from elasticjob.contract.names import Env, RoundId
-from elasticjob.contract.restart_messages import (
+from elasticjob._runtime import diagnosis
+from elasticjob._runtime.contract.messages import FailureClass
+from elasticjob._runtime.contract.names import Env, RoundId
+from elasticjob._runtime.contract.restart_messages import (
     MAX_TEXT,
     AgentToWorker,
     BreakCollectives,
@@ -36,11 +36,11 @@ from elasticjob.contract.restart_messages import (
 from elasticjob.inprocess.agent_channel import AgentChannel
 from elasticjob.inprocess.interruption import Interrupter, RankShouldRestart
 from elasticjob.inprocess.nccl_environment import keep_process_at_nccl_errors
+from elasticjob.inprocess.own_thread import MonitorOfWorker
 from elasticjob.inprocess.process_groups import ProcessGroups, collect_garbage
 from elasticjob.inprocess.state_keeper import StateKeeper, seconds_before_copy
 from elasticjob.inprocess.timeout_guard import TimeoutGuard
 from elasticjob.inprocess.warm_up import warm_up
-from elasticjob.own_thread import MonitorOfWorker
 from elasticjob.training import progress_channel
 from elasticjob.training.devices import is_asynchronous
 from elasticjob.training.progress_channel import Stopped

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+from elasticjob._runtime.store import wire
+from elasticjob._runtime.store.wire import Op
+from elasticjob._runtime.system.ip_addresses import endpoint_text
+from elasticjob._runtime.system.keep_alive import KeepAlive
 from elasticjob.inprocess.store_mixin import StoreMixin
-from elasticjob.ip_addresses import endpoint_text
-from elasticjob.keep_alive import KeepAlive
-from elasticjob.store import wire
-from elasticjob.store.wire import Op
 
 _PREFIX = "/"
 """torch's clients put this before every key."""

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from elasticjob.contract.names import Env
+from elasticjob._runtime.contract.names import Env
 
 _SHARE = 0.3
 """Share of the grace after which the copy begins. A function that can be left has been left by then, and most of the

@@ -20,8 +20,8 @@ from typing import Any
 
 from torch.distributed import distributed_c10d
 
-from elasticjob.contract.names import RoundId
-from elasticjob.contract.restart_messages import MAX_TEXT, CollectiveFailed, Guarded, WorkerToAgent
+from elasticjob._runtime.contract.names import RoundId
+from elasticjob._runtime.contract.restart_messages import MAX_TEXT, CollectiveFailed, Guarded, WorkerToAgent
 from elasticjob.training import progress_channel
 
 GUARDED = ("nccl",)

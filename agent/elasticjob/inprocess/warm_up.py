@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
-from elasticjob.contract.names import Env
+from elasticjob._runtime.contract.names import Env
 from elasticjob.inprocess.kernels import load_kernels
 
 GPU_TIMEOUT = 60.0

@@ -16,11 +16,18 @@ from contextlib import suppress
 from time import monotonic_ns
 from typing import SupportsFloat, SupportsIndex
 
-from elasticjob.contract.names import BEFORE_ROUNDS, STACK_DUMP_SIGNAL, Env
-from elasticjob.contract.progress_page import HOLD, MAX_TEXT, NO_LIMIT, PageWord, open_page, write_text
-from elasticjob.training import own_time
+from elasticjob._runtime.contract.names import BEFORE_ROUNDS, STACK_DUMP_SIGNAL, Env
+from elasticjob._runtime.contract.shared_memory.progress_page import (
+    HOLD,
+    MAX_TEXT,
+    NO_LIMIT,
+    PageWord,
+    open_page,
+    write_text,
+)
+from elasticjob._runtime.system.process_end import end_at_once
+from elasticjob.training import compute_time
 from elasticjob.training.devices import synchronize_device
-from elasticjob.training.process_end import end_at_once
 from elasticjob.training.update_guard import guard
 
 _STEP, _TIME, _LIMIT = int(PageWord.STEP), int(PageWord.TIME), int(PageWord.LIMIT)
@@ -242,7 +249,7 @@ def _open() -> None:
             _describe_at = 0 if os.environ.get("RANK") == "0" else _NEVER
             for descriptor in (page, *memory):
                 os.close(descriptor)
-            own_time.measure(_words)
+            compute_time.measure(_words)
             if Env.DETECT_HANGS in os.environ:
                 enable_stack_dumps()
             return

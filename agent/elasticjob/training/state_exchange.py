@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from elasticjob.training.blocks.state_block import HEADER_SIZE, BlockHeader, populate
+from elasticjob._runtime.contract.snapshot_format.state_block import HEADER_SIZE, BlockHeader, populate
 from elasticjob.training.group_device import broadcast_device
 
 PIECE = 16 << 20

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from elasticjob.training.blocks.state_values import ALLOWED, SHARDED, value_refusal
 from elasticjob.training.sharded_models import (
     is_sharded_optimizer,
     is_sharded_tensor,
     keeps_position_of_rank,
     sharded_parameter,
 )
+from elasticjob.training.snapshot_values.state_values import ALLOWED, SHARDED, value_refusal
 
 
 def split_parts(

@@ -41,7 +41,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from elasticjob.contract.names import GROUP, PLURAL, VERSION
+from elasticjob._runtime.contract.names import GROUP, PLURAL, VERSION
 
 
 @dataclass(frozen=True)

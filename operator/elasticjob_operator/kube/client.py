@@ -23,7 +23,7 @@ from elasticjob_operator import metrics
 from elasticjob_operator.kube.api import Page, Resource
 from elasticjob_operator.kube.errors import KubeError, Unclear, error_from
 from elasticjob_operator.kube.limits import ConcurrencyLimit, Limit, RateLimit, SpareRate
-from elasticjob_operator.model.raw import mapping
+from elasticjob_operator.model.cluster.raw import mapping
 from elasticjob_operator.version import VERSION
 
 ATTEMPTS = 4

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from elasticjob_operator.kube.api import COSCHEDULING_GROUPS, VOLCANO_GROUPS, WORKLOADS, KubeApi, Resource
 from elasticjob_operator.kube.errors import KubeError, NotFound, Refused
-from elasticjob_operator.model.raw import Raw
-from elasticjob_operator.model.spec import GangProvider
+from elasticjob_operator.model.cluster.raw import Raw
+from elasticjob_operator.model.job.spec import GangProvider
 
 GANG_RESOURCES = {
     GangProvider.COSCHEDULING: COSCHEDULING_GROUPS,

@@ -13,10 +13,10 @@ from elasticjob_operator.kube.api import (
     KubeApi,
 )
 from elasticjob_operator.kube.errors import KubeError, NotFound, Refused
+from elasticjob_operator.model.cluster.raw import Raw, integer, text
+from elasticjob_operator.model.cluster.workload import PodChanges, assigned_flavors, pod_changes
+from elasticjob_operator.model.job.spec import JobSpec
 from elasticjob_operator.model.observed import Job
-from elasticjob_operator.model.raw import Raw, integer, text
-from elasticjob_operator.model.spec import JobSpec
-from elasticjob_operator.model.workload import PodChanges, assigned_flavors, pod_changes
 
 
 async def find_workload(api: KubeApi, namespace: str, name: str) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Protocol
 
-from elasticjob_operator.fair_queue import FairQueue
+from elasticjob_operator.queue.fair_queue import FairQueue
 
 
 class Limit(Protocol):

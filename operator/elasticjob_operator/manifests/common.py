@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from elasticjob_operator.manifests.services import NODE_KEY, OPERATOR_KEY
-from elasticjob_operator.model.raw import Raw, at
+from elasticjob_operator.model.cluster.raw import Raw, at
 
 USER_ID = 65532
 """User and group id of the operator's image."""

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from elasticjob.contract.names import GROUP, KIND
+from elasticjob._runtime.contract.names import GROUP, KIND
 from elasticjob_operator.manifests.names import labels, metadata
+from elasticjob_operator.model.cluster.pods import COSCHEDULING_LABEL, VOLCANO_ANNOTATION
+from elasticjob_operator.model.cluster.raw import Raw, integer, objects, text
+from elasticjob_operator.model.job.spec import GangProvider, JobSpec
 from elasticjob_operator.model.observed import Job
-from elasticjob_operator.model.pods import COSCHEDULING_LABEL, VOLCANO_ANNOTATION
-from elasticjob_operator.model.raw import Raw, integer, objects, text
-from elasticjob_operator.model.spec import GangProvider, JobSpec
 
 VOLCANO_QUEUE = "scheduling.volcano.sh/queue-name"
 """Annotation of a pod template: Volcano's queue."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from elasticjob.contract.names import GROUP, KIND, VERSION, Label, Role
+from elasticjob._runtime.contract.names import GROUP, KIND, VERSION, Label, Role
 from elasticjob_operator.model.observed import Job
 
 SUFFIX = "rdzv"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from elasticjob.contract.names import Label, Role
+from elasticjob._runtime.contract.names import Label, Role
+from elasticjob_operator.model.job.spec import Placement
 from elasticjob_operator.model.observed import Job
-from elasticjob_operator.model.spec import Placement
 
 HOSTNAME = "kubernetes.io/hostname"
 """The label of a Node that no other one shares."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from elasticjob.contract.names import Label, Role
+from elasticjob._runtime.contract.names import Label, Role
 from elasticjob_operator.manifests.names import labels, metadata, policy_name, role_selector
+from elasticjob_operator.model.cluster.raw import Raw, integer, objects, text
 from elasticjob_operator.model.observed import DisruptionBudget, Job, NetworkPolicy, Policy
-from elasticjob_operator.model.raw import Raw, integer, objects, text
 
 OPERATOR_LABELS = {"app.kubernetes.io/name": "elasticjob", "app.kubernetes.io/component": "operator"}
 """Labels of the operator's pods. The release is none of them: one of another name may take over the jobs."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from typing import Any
 
-from elasticjob.contract.names import Label, Role
+from elasticjob._runtime.contract.names import Label, Role
 from elasticjob_operator.manifests.names import (
     key_secret,
     labels,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from elasticjob.contract import codec
-from elasticjob.contract.messages import RoundSettings
-from elasticjob.contract.names import Env, Role, job_store_clients
-from elasticjob.contract.worker_count import quantity
+from elasticjob._runtime.contract import codec
+from elasticjob._runtime.contract.commands.worker_count import quantity
+from elasticjob._runtime.contract.messages import RoundSettings
+from elasticjob._runtime.contract.names import Env, Role, job_store_clients
 from elasticjob_operator.manifests.common import env, env_from_secret, exclude_nodes, security_context
 from elasticjob_operator.manifests.names import (
     attempt,
@@ -19,10 +19,10 @@ from elasticjob_operator.manifests.names import (
 )
 from elasticjob_operator.manifests.placement import HOSTNAME
 from elasticjob_operator.manifests.services import NODE_KEY, OPERATOR_KEY, store_selector
+from elasticjob_operator.model.cluster.pods import AVOIDED_NODES
+from elasticjob_operator.model.cluster.raw import Raw, mapping
+from elasticjob_operator.model.job.spec import JobSpec
 from elasticjob_operator.model.observed import Job
-from elasticjob_operator.model.pods import AVOIDED_NODES
-from elasticjob_operator.model.raw import Raw, mapping
-from elasticjob_operator.model.spec import JobSpec
 
 REQUESTS, LIMITS = {"cpu": "50m", "memory": "64Mi"}, {"memory": "512Mi"}
 """The store uses 25 MiB at 4 nodes and 70 MiB at 4096. The memory limit is well above that and all that the

@@ -6,7 +6,7 @@ import copy
 import re
 from typing import Any
 
-from elasticjob.contract.names import WORKER_ROLE, Env, Role
+from elasticjob._runtime.contract.names import WORKER_ROLE, Env, Role
 from elasticjob_operator.manifests.common import env, env_from_field, env_from_secret, exclude_nodes, security_context
 from elasticjob_operator.manifests.gang import join_gang
 from elasticjob_operator.manifests.names import (
@@ -20,10 +20,10 @@ from elasticjob_operator.manifests.names import (
 )
 from elasticjob_operator.manifests.placement import HOSTNAME, prefer_placement
 from elasticjob_operator.manifests.services import NODE_KEY
+from elasticjob_operator.model.cluster.pods import AVOIDED_NODES, FAILED_STARTS, TRAINER_CONTAINER
+from elasticjob_operator.model.cluster.raw import Raw, mapping, text
+from elasticjob_operator.model.job.spec import LEAVE_SECONDS, JobSpec, trainer_of, uses_host_network
 from elasticjob_operator.model.observed import Job
-from elasticjob_operator.model.pods import AVOIDED_NODES, FAILED_STARTS, TRAINER_CONTAINER
-from elasticjob_operator.model.raw import Raw, mapping, text
-from elasticjob_operator.model.spec import LEAVE_SECONDS, JobSpec, trainer_of, uses_host_network
 
 AGENT_DIR = "/elasticjob"
 AGENT = f"{AGENT_DIR}/agent.pyz"

@@ -8,10 +8,17 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 from elasticjob_operator.manifests.names import labels, metadata
+from elasticjob_operator.model.cluster.raw import Raw, integer, mapping, objects, text, timestamp
+from elasticjob_operator.model.cluster.workload import (
+    POD_SETS,
+    REPLACES,
+    WORKER_PODS,
+    PodChanges,
+    Workload,
+    WorkloadCondition,
+)
+from elasticjob_operator.model.job.spec import JobSpec
 from elasticjob_operator.model.observed import ELASTIC_ANNOTATION, Job
-from elasticjob_operator.model.raw import Raw, integer, mapping, objects, text, timestamp
-from elasticjob_operator.model.spec import JobSpec
-from elasticjob_operator.model.workload import POD_SETS, REPLACES, WORKER_PODS, PodChanges, Workload, WorkloadCondition
 
 JOB_UID = "kueue.x-k8s.io/job-uid"
 """Label of a Workload by which Kueue's tools find it."""

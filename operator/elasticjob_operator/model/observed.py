@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar, TypeAlias
 
-from elasticjob.contract.messages import Report
-from elasticjob_operator.model.guarded import guarded_digest, template_digest
-from elasticjob_operator.model.job_defaults import NO_DEFAULTS, JobDefaults, effective_spec, recorded_defaults
-from elasticjob_operator.model.nodes import NodeWarning
-from elasticjob_operator.model.pods import Pod
-from elasticjob_operator.model.raw import Raw, integer, mapping, moment, objects, text
-from elasticjob_operator.model.spec import JobSpec, read_spec
-from elasticjob_operator.model.status import Status, parse_status
-from elasticjob_operator.model.workload import QueueView
+from elasticjob._runtime.contract.messages import Report
+from elasticjob_operator.model.cluster.nodes import NodeWarning
+from elasticjob_operator.model.cluster.pods import Pod
+from elasticjob_operator.model.cluster.raw import Raw, integer, mapping, moment, objects, text
+from elasticjob_operator.model.cluster.workload import QueueView
+from elasticjob_operator.model.job.guarded import guarded_digest, template_digest
+from elasticjob_operator.model.job.job_defaults import NO_DEFAULTS, JobDefaults, effective_spec, recorded_defaults
+from elasticjob_operator.model.job.spec import JobSpec, read_spec
+from elasticjob_operator.model.job.status import Status, parse_status
 
 CONTROLLER = "elasticjob.dev/elasticjob-controller"
 """`spec.managedBy` of the jobs that this operator manages."""

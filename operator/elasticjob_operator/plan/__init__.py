@@ -30,7 +30,7 @@ Modules, in reading order:
     freshness       which plans need the job and its pods as they are now, not as the watches delivered them
 """
 
-from elasticjob_operator.plan.freshness import needs_read
 from elasticjob_operator.plan.reconcile import SHORTEST_REQUEUE, Plan, StoreAddress, plan
+from elasticjob_operator.plan.staleness import needs_read
 
 __all__ = ["SHORTEST_REQUEUE", "Plan", "StoreAddress", "needs_read", "plan"]

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import count, groupby, islice
 
-from elasticjob.contract.messages import NodeReport, Report, RoundEnded
+from elasticjob._runtime.contract.messages import NodeReport, Report, RoundEnded
 from elasticjob_operator.actions import Action, EventRecord
 from elasticjob_operator.backoff import growing_interval
+from elasticjob_operator.model.cluster.pods import Pod
+from elasticjob_operator.model.job.spec import JobSpec
+from elasticjob_operator.model.job.status import Status
 from elasticjob_operator.model.observed import Job, Observed
-from elasticjob_operator.model.pods import Pod
-from elasticjob_operator.model.spec import JobSpec
-from elasticjob_operator.model.status import Status
 
 LOST_GRACE_SECONDS = 3.0
 """Seconds between the loss of an agent and the loss of its pod: in this time the kubelet may report more, for example

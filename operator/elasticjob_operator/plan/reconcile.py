@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from elasticjob.contract.messages import Finish, OperatorView, Outcome
+from elasticjob._runtime.contract.messages import Finish, OperatorView, Outcome
 from elasticjob_operator.actions import (
     Action,
     CreateGang,
@@ -21,44 +21,45 @@ from elasticjob_operator.actions import (
 from elasticjob_operator.manifests import gang_child
 from elasticjob_operator.manifests.gang import IMMUTABLE
 from elasticjob_operator.manifests.names import attempt, key_secret, nodes_service, store_service
+from elasticjob_operator.model.cluster.pods import Pod
+from elasticjob_operator.model.cluster.raw import timestamp
+from elasticjob_operator.model.job.spec import JobSpec
+from elasticjob_operator.model.job.status import ConditionType
 from elasticjob_operator.model.observed import Job, Observed
-from elasticjob_operator.model.pods import Pod
-from elasticjob_operator.model.raw import timestamp
-from elasticjob_operator.model.spec import JobSpec
-from elasticjob_operator.model.status import ConditionType
-from elasticjob_operator.plan import conditions, job_end
-from elasticjob_operator.plan.budget import charged_rounds, plan_budget, unchanged_budget
-from elasticjob_operator.plan.capacity import Capacity, plan_capacity, unchanged_capacity
-from elasticjob_operator.plan.conditions import JobContext
 from elasticjob_operator.plan.context import Actions, ReconcileContext
-from elasticjob_operator.plan.cordons import with_cordon_spares
-from elasticjob_operator.plan.event_records import event_records
-from elasticjob_operator.plan.indices import coordinator_settings, with_vacant_indices
-from elasticjob_operator.plan.key_ids import with_key_id
-from elasticjob_operator.plan.node_warnings import ending_pods
-from elasticjob_operator.plan.pod_decisions import decide_pods, still_avoided
-from elasticjob_operator.plan.policies import delete_disruption_budget, plan_policies
-from elasticjob_operator.plan.queueing import admitted_spec, plan_workload
-from elasticjob_operator.plan.standby import usable_standby_store
-from elasticjob_operator.plan.starts import plan_starts, unchanged_starts
-from elasticjob_operator.plan.status import (
+from elasticjob_operator.plan.failure_policy.budget import charged_rounds, plan_budget, unchanged_budget
+from elasticjob_operator.plan.job_status import conditions
+from elasticjob_operator.plan.job_status.conditions import JobContext
+from elasticjob_operator.plan.job_status.event_records import event_records
+from elasticjob_operator.plan.job_status.next_status import (
     current_conditions,
     next_status,
     same_status,
     write_delay,
     written_condition,
 )
-from elasticjob_operator.plan.store_confirmation import confirmed_request
-from elasticjob_operator.plan.stores import StorePlan, current_store, no_store, plan_store
-from elasticjob_operator.plan.suspension import is_suspended, remove_children, resumes, stores_left
-from elasticjob_operator.plan.workers import (
+from elasticjob_operator.plan.life_cycle import job_end
+from elasticjob_operator.plan.life_cycle.key_ids import with_key_id
+from elasticjob_operator.plan.life_cycle.policies import delete_disruption_budget, plan_policies
+from elasticjob_operator.plan.life_cycle.queueing import admitted_spec, plan_workload
+from elasticjob_operator.plan.life_cycle.suspension import is_suspended, remove_children, resumes, stores_left
+from elasticjob_operator.plan.pods.capacity import Capacity, plan_capacity, unchanged_capacity
+from elasticjob_operator.plan.pods.cordons import with_cordon_spares
+from elasticjob_operator.plan.pods.indices import coordinator_settings, with_vacant_indices
+from elasticjob_operator.plan.pods.node_warnings import ending_pods
+from elasticjob_operator.plan.pods.pod_decisions import decide_pods, still_avoided
+from elasticjob_operator.plan.pods.start_attempts import plan_starts, unchanged_starts
+from elasticjob_operator.plan.pods.workers import (
     WorkersPlan,
     draining_pods,
     expected_pod_of,
     plan_workers,
     with_topology,
 )
-from elasticjob_operator.plan.world import World, read_world
+from elasticjob_operator.plan.store_pods.standby import usable_standby_store
+from elasticjob_operator.plan.store_pods.store_confirmation import confirmed_request
+from elasticjob_operator.plan.store_pods.stores import StorePlan, current_store, no_store, plan_store
+from elasticjob_operator.plan.training_state import World, read_world
 
 SHORTEST_REQUEUE = 0.05
 """Seconds until the next reconcile at least."""

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-CONTRACT = "agent/elasticjob/contract"
-RENDEZVOUS = "agent/elasticjob/rendezvous"
-MACHINE = "agent/elasticjob/agent/machine"
+CONTRACT = "agent/elasticjob/_runtime/contract"
+RENDEZVOUS = "agent/elasticjob/_runtime/rendezvous"
+STATE_MACHINE = "agent/elasticjob/_runtime/agent/state_machine"
 OPERATOR = "operator/elasticjob_operator"
-PLAN = f"{OPERATOR}/plan"
 
 
 @dataclass(frozen=True)
@@ -31,20 +30,28 @@ class Mutant:
         file.write_text(source.replace(self.old, self.new))
 
 
+def _in_package(name: str, package: str, module: str, old: str, new: str) -> Mutant:
+    """Return a mutant of the module of this name, in whichever folder of the package it is."""
+    paths = sorted((REPOSITORY / package).rglob(f"{module}.py"))
+    if len(paths) != 1:
+        raise ValueError(f"{name}: {package} has {len(paths)} modules {module}")
+    return Mutant(name, str(paths[0].relative_to(REPOSITORY)), old, new)
+
+
 def _contract(name: str, module: str, old: str, new: str) -> Mutant:
-    return Mutant(name, f"{CONTRACT}/{module}.py", old, new)
+    return _in_package(name, CONTRACT, module, old, new)
 
 
 def _rendezvous(name: str, module: str, old: str, new: str) -> Mutant:
-    return Mutant(name, f"{RENDEZVOUS}/{module}.py", old, new)
+    return _in_package(name, RENDEZVOUS, module, old, new)
 
 
 def _machine(name: str, old: str, new: str) -> Mutant:
-    return Mutant(name, f"{MACHINE}/decide.py", old, new)
+    return _in_package(name, STATE_MACHINE, "decide", old, new)
 
 
 def _plan(name: str, module: str, old: str, new: str) -> Mutant:
-    return Mutant(name, f"{PLAN}/{module}.py", old, new)
+    return _in_package(name, f"{OPERATOR}/plan", module, old, new)
 
 
 MUTANTS = (
@@ -232,19 +239,19 @@ MUTANTS = (
     _rendezvous(
         "a node that connects is not sent when its machine ends",
         "apply_event",
-        "machine_ends.known_ends(decision.state, [node] if node is not None else [], now)",
+        "node_ends.known_ends(decision.state, [node] if node is not None else [], now)",
         "()",
     ),
     _rendezvous(
         "the operator's clock is taken for the coordinator's",
-        "machine_ends",
+        "node_ends",
         "now + pod.time - view.sent_at",
         "pod.time",
     ),
     _rendezvous(
         "a standby store that takes over forgets when machines end",
         "standby_store",
-        "machine_ends.known_ends(decision.state, decision.state.nodes.values(), now)",
+        "node_ends.known_ends(decision.state, decision.state.nodes.values(), now)",
         "()",
     ),
     # ---- messages and links
@@ -593,7 +600,7 @@ MUTANTS = (
     ),
     Mutant(
         "all pods without room are withdrawn",
-        f"{OPERATOR}/model/status.py",
+        f"{OPERATOR}/model/job/status.py",
         "return self.indices - {min(self.indices)}",
         "return self.indices",
     ),
@@ -623,7 +630,7 @@ MUTANTS = (
     ),
     _plan(
         "a resumed job goes on with the same execution",
-        "status",
+        "next_status",
         "    if job.resumes:\n        return attempts + 1\n",
         "",
     ),
@@ -636,25 +643,25 @@ MUTANTS = (
     # ---- what the watches delivered
     Mutant(
         "by the cache, stores are not sent what has changed",
-        f"{OPERATOR}/controller.py",
+        f"{OPERATOR}/reconcile/controller.py",
         "changed = _sent(decided) != memory.sent or ",
         "changed = ",
     ),
     Mutant(
         "a pod is replaced by a late view",
-        f"{OPERATOR}/plan/freshness.py",
+        f"{OPERATOR}/plan/staleness.py",
         "return moved or replaced or ",
         "return moved or ",
     ),
     Mutant(
         "a failure is charged by a late view",
-        f"{OPERATOR}/plan/freshness.py",
+        f"{OPERATOR}/plan/staleness.py",
         "    if any(before.get(name) != after.get(name) for name in _DECISIONS):\n        return True\n",
         "",
     ),
     Mutant(
         "pods are deleted by a late view",
-        f"{OPERATOR}/plan/freshness.py",
+        f"{OPERATOR}/plan/staleness.py",
         "    if not all(map(_creates, decided.actions)):\n        return True\n",
         "",
     ),

@@ -17,15 +17,15 @@ from typing import Any
 
 import pytest
 
-from elasticjob.contract.messages import Outcome, Termination
-from elasticjob.contract.names import ExitCode, Label, Role
-from elasticjob_operator.controller import Controller
-from elasticjob_operator.events import Recorder
-from elasticjob_operator.keys import JobKeys
+from elasticjob._runtime.contract.messages import Outcome, Termination
+from elasticjob._runtime.contract.names import ExitCode, Label, Role
 from elasticjob_operator.kube import JOBS, NETWORK_POLICIES, PODS, SECRETS, SERVICES
-from elasticjob_operator.model.nodes import NodeWarning
-from elasticjob_operator.plan.starts import LONGEST_START_RETRY
-from elasticjob_operator.watch_cache import WatchCache
+from elasticjob_operator.model.cluster.nodes import NodeWarning
+from elasticjob_operator.plan.pods.start_attempts import LONGEST_START_RETRY
+from elasticjob_operator.reconcile.controller import Controller
+from elasticjob_operator.reconcile.events import Recorder
+from elasticjob_operator.reconcile.keys import JobKeys
+from elasticjob_operator.watch.watch_cache import WatchCache
 from support.operator_build import elastic, raw_job
 from support.operator_watch import Watch
 from support.operator_world import (

@@ -16,15 +16,15 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob.agent import processes
-from elasticjob.agent.config import read_config
-from elasticjob.agent.processes import become_subreaper
-from elasticjob.agent.reporting.worker_output import OutputSink
-from elasticjob.agent.start_workers.command import parse_command
-from elasticjob.agent.start_workers.launcher import Launcher
-from elasticjob.agent.workers import CLEANUP_TIMEOUT, LOAD_TIMEOUT, WorkerGroup
-from elasticjob.contract.messages import StartRound
-from elasticjob.contract.names import Env, RoundId
+from elasticjob._runtime.agent import processes
+from elasticjob._runtime.agent.config import read_config
+from elasticjob._runtime.agent.processes import become_subreaper
+from elasticjob._runtime.agent.reporting.worker_output import OutputSink
+from elasticjob._runtime.agent.start_workers.command import parse_command
+from elasticjob._runtime.agent.start_workers.launcher import Launcher
+from elasticjob._runtime.agent.workers.worker_group import CLEANUP_TIMEOUT, LOAD_TIMEOUT, WorkerGroup
+from elasticjob._runtime.contract.messages import StartRound
+from elasticjob._runtime.contract.names import Env, RoundId
 from support.slow_tracker import CODE
 
 START = StartRound(RoundId(1, 0, 1), 0, 1, 0, 1, 0, 1, "127.0.0.1", 4567, 0, 3)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from elasticjob import __version__
+from elasticjob._runtime.contract.names import Env
 from elasticjob.cli import main
-from elasticjob.contract.names import Env
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

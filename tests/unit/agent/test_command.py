@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elasticjob.agent.start_workers.command import (
+from elasticjob._runtime.agent.start_workers.command import (
     CommandError,
     PlainCommand,
     ProgramMode,

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from elasticjob.agent.config import UsageError, read_config, read_options
-from elasticjob.agent.main import signals
-from elasticjob.contract.names import Env
-from elasticjob.contract.torchrun_command import CommandError
+from elasticjob._runtime.agent.config import UsageError, read_config, read_options
+from elasticjob._runtime.agent.main import signals
+from elasticjob._runtime.contract.commands.torchrun_command import CommandError
+from elasticjob._runtime.contract.names import Env
 
 ENV = {
     Env.RUN_ID: "uid",

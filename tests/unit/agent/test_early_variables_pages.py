@@ -12,7 +12,7 @@ PROGRAM = f"""
 import sys
 sys.path.insert(0, {str(Path(elasticjob.__file__).parents[1])!r})
 import gc, os, resource, types
-from elasticjob.agent.start_workers.fork_server.early_variables import (
+from elasticjob._runtime.agent.start_workers.fork_server.early_variables import (
     PreloadRecord, ProcessStart, watch_early_variables,
 )
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob.agent import folders
-from elasticjob.agent.config import UsageError, read_config
-from elasticjob.agent.folders import (
+from elasticjob._runtime.agent import folders
+from elasticjob._runtime.agent.config import UsageError, read_config
+from elasticjob._runtime.agent.folders import (
     MAX_PATH,
     NodeFolders,
     find_folders,
@@ -19,7 +19,7 @@ from elasticjob.agent.folders import (
     scratch_folders,
     temporary_folders,
 )
-from elasticjob.contract.names import Env
+from elasticjob._runtime.contract.names import Env
 
 ENV = {
     Env.RUN_ID: "uid",

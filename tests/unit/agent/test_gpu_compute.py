@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from elasticjob.agent.monitoring import gpu_compute
-from elasticjob.agent.monitoring.gpu_compute import (
+from elasticjob._runtime.agent.monitoring.node import gpu_compute
+from elasticjob._runtime.agent.monitoring.node.gpu_compute import (
     BLOCKS,
     THREADS,
     CudaDriver,

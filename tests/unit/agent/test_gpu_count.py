@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from elasticjob.agent.start_workers.fork_server.gpu_count import count_gpus_in_forks
+from elasticjob._runtime.agent.start_workers.fork_server.gpu_count import count_gpus_in_forks
 
 
 class FakeCuda(types.ModuleType):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from elasticjob.agent.monitoring.hang_guard import HangGuard, guard_of
-from elasticjob.agent.monitoring.hangs import StackDump
-from elasticjob.contract.names import RoundId
-from elasticjob.contract.restart_messages import Guarded
+from elasticjob._runtime.agent.monitoring.progress.hang_guard import HangGuard, guard_of
+from elasticjob._runtime.agent.monitoring.progress.hangs import StackDump
+from elasticjob._runtime.contract.names import RoundId
+from elasticjob._runtime.contract.restart_messages import Guarded
 
 ROUND = RoundId(1, 0, 1)
 LONG, SHORT, OLD = Guarded(ROUND, 600.0), Guarded(ROUND, 30.0), Guarded(ROUND, 900.0, by_collectives=False)

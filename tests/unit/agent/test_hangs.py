@@ -14,16 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob.agent.machine.effects import FreezeWorkers
-from elasticjob.agent.machine.events import HangGuarded, ProgressTimedOut
-from elasticjob.agent.machine.state import AgentState
-from elasticjob.agent.monitoring import hangs
-from elasticjob.agent.monitoring.hang_guard import HangGuard
-from elasticjob.agent.monitoring.hangs import HangMonitor, StackDump, dump_stacks, farthest_behind
-from elasticjob.agent.runner import Agent
-from elasticjob.contract.messages import Announce, Failure, FailureClass, StartRound
-from elasticjob.contract.names import STACK_DUMP_SIGNAL, RoundId
-from elasticjob.diagnosis import root_cause
+from elasticjob._runtime.agent.monitoring.progress import hangs
+from elasticjob._runtime.agent.monitoring.progress.hang_guard import HangGuard
+from elasticjob._runtime.agent.monitoring.progress.hangs import HangMonitor, StackDump, dump_stacks, farthest_behind
+from elasticjob._runtime.agent.runner import Agent
+from elasticjob._runtime.agent.state_machine.effects import FreezeWorkers
+from elasticjob._runtime.agent.state_machine.events import HangGuarded, ProgressTimedOut
+from elasticjob._runtime.agent.state_machine.state import AgentState
+from elasticjob._runtime.contract.messages import Announce, Failure, FailureClass, StartRound
+from elasticjob._runtime.contract.names import STACK_DUMP_SIGNAL, RoundId
+from elasticjob._runtime.diagnosis import root_cause
 
 ROUND = RoundId(1, 0, 1)
 IDLE = """Thread 0x00007f12 (most recent call first):
@@ -101,7 +101,7 @@ OF_A_FORK = """Current thread 0x00007f99 (most recent call first):
   File "/elasticjob/agent.pyz/elasticjob/training/progress_channel.py", line 9 in step
   File "/app/train.py", line 12 in hangs_here
   File "/app/train.py", line 30 in <module>
-  File "/elasticjob/agent.pyz/elasticjob/agent/start_workers/fork_server/run_main.py", line 199 in _execute
+  File "/elasticjob/agent.pyz/elasticjob/_runtime/agent/start_workers/fork_server/run_main.py", line 199 in _execute
   File "<string>", line 1 in <module>
 """
 

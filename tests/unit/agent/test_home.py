@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob.agent.folders import NodeFolders
-from elasticjob.agent.home import home_variables
+from elasticjob._runtime.agent.folders import NodeFolders
+from elasticjob._runtime.agent.start_workers.home import home_variables
 
 SHELL = {"USER": "me"}
 

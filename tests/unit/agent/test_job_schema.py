@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from e2e.test_manifests import BAD_AT_CHANGE, BAD_AT_CREATE, FIXED, GOOD, GOOD_AT_CHANGE, GOOD_AT_CREATE, changed
-from elasticjob.local.cel import CelError, parse_cel
-from elasticjob.local.job_schema import find_problems, job_schema, with_defaults
+from elasticjob._runtime.local.manifest.cel import CelError, parse_cel
+from elasticjob._runtime.local.manifest.job_schema import find_problems, job_schema, with_defaults
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 RULES = "x-kubernetes-validations"

@@ -8,10 +8,10 @@ import os
 import pytest
 from rich.console import Console
 
-from elasticjob.contract.messages import NodeReport, Report, RoundPhase, Straggler
-from elasticjob.contract.names import RoundId
-from elasticjob.local.live_table import render_table
-from elasticjob.local.screen import NodeRow, PlainScreen, RunView
+from elasticjob._runtime.contract.messages import NodeReport, Report, RoundPhase, Straggler
+from elasticjob._runtime.contract.names import RoundId
+from elasticjob._runtime.local.terminal.live_table import render_table
+from elasticjob._runtime.local.terminal.screen import NodeRow, PlainScreen, RunView
 
 NODES = (
     NodeReport(0, 0, "toy-0-0", True, True),

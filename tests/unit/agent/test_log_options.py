@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elasticjob.agent.reporting.log_options import STDERR, STDOUT, LogOptions, read_ranks, read_streams
+from elasticjob._runtime.agent.reporting.log_options import STDERR, STDOUT, LogOptions, read_ranks, read_streams
 
 
 @pytest.mark.parametrize(

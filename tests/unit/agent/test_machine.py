@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from elasticjob.agent.machine.decide import LAST_STEP_TIMEOUT, LEAVE_TIMEOUT, decide, greeting
-from elasticjob.agent.machine.effects import (
+from elasticjob._runtime.agent.state_machine.decide import LAST_STEP_TIMEOUT, LEAVE_TIMEOUT, decide, greeting
+from elasticjob._runtime.agent.state_machine.effects import (
     AdmitWorkers,
     CheckHealth,
     DumpStacks,
@@ -25,7 +25,7 @@ from elasticjob.agent.machine.effects import (
     StopWorkers,
     StopWorkersAt,
 )
-from elasticjob.agent.machine.events import (
+from elasticjob._runtime.agent.state_machine.events import (
     AgentEvent,
     AllResultsEnded,
     AllWorkersStopped,
@@ -47,8 +47,8 @@ from elasticjob.agent.machine.events import (
     WorkersHeld,
     WorkersLaunched,
 )
-from elasticjob.agent.machine.state import AgentPhase, AgentState
-from elasticjob.contract.messages import (
+from elasticjob._runtime.agent.state_machine.state import AgentPhase, AgentState
+from elasticjob._runtime.contract.messages import (
     Announce,
     BreakRound,
     CoordinatorToNode,
@@ -74,8 +74,8 @@ from elasticjob.contract.messages import (
     WorkersStopped,
     WorkersSucceeded,
 )
-from elasticjob.contract.names import BEFORE_ROUNDS, ExitCode, RoundId
-from elasticjob.diagnosis import HANG_GRACE
+from elasticjob._runtime.contract.names import BEFORE_ROUNDS, ExitCode, RoundId
+from elasticjob._runtime.diagnosis import HANG_GRACE
 
 ME = Announce(0, 0, "agent_id", "job-0-0", "10.0.0.1", 1000, local_world_size=2)
 R1, R2 = RoundId(1, 0, 1), RoundId(1, 0, 2)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from elasticjob.contract.failure_rules import FailureAction, FailureRule
-from elasticjob.contract.names import Backend
-from elasticjob.local.manifest import ManifestError, parse_local_job
+from elasticjob._runtime.contract.failures.failure_rules import FailureAction, FailureRule
+from elasticjob._runtime.contract.names import Backend
+from elasticjob._runtime.local.manifest.manifest import ManifestError, parse_local_job
 from support.local_run import manifest
 
 

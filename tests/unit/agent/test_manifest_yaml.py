@@ -6,8 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from elasticjob._runtime.local.manifest.manifest_yaml import (
+    MAX_DEPTH,
+    MAX_REPEATED,
+    ManifestYamlError,
+    read_yaml_documents,
+)
 from elasticjob.cli import main
-from elasticjob.manifest_yaml import MAX_DEPTH, MAX_REPEATED, ManifestYamlError, read_yaml_documents
 
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 12)

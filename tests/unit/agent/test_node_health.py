@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob.agent.monitoring import node_health
-from elasticjob.agent.monitoring.node_health import Gpus, HealthProblem, KernelLog, NodeHealth
+from elasticjob._runtime.agent.monitoring.node import node_health
+from elasticjob._runtime.agent.monitoring.node.node_health import Gpus, HealthProblem, KernelLog, NodeHealth
 
 HEALTHY = "0, 0, No, No\n1, 0, No, No\n"
 

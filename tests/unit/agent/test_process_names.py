@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob.agent import processes
-from elasticjob.agent.monitoring import hangs, stuck_processes
+from elasticjob._runtime.agent import processes
+from elasticjob._runtime.agent.monitoring.exits import stuck_processes
+from elasticjob._runtime.agent.monitoring.progress import hangs
 
 NAME = "entraînement-é".encode()[:15]
 RENAMED = f"open('/proc/self/comm', 'wb').write({NAME!r}); print(flush=True); input()"

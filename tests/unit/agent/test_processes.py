@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob.agent.processes import cleaners, descendants, signal_group
+from elasticjob._runtime.agent.processes import cleaners, descendants, signal_group
 
 MAIN_THREAD_ENDS = """
 import ctypes, threading, time

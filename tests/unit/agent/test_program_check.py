@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob.local.program_check import find_missing_program
+from elasticjob._runtime.local.manifest.program_check import find_missing_program
 
 BROKEN = "import a_module_that_is_not_there\n"
 
@@ -42,7 +42,7 @@ def missing(folder: Path, command: list[str]) -> str:
         ["python", "-m", "train"],
         ["python", "-m", "broken"],
         ["python", "-m", "broken.part"],
-        ["python", "-m", "elasticjob.local.launch_entry"],
+        ["python", "-m", "elasticjob._runtime.local.launch_entry"],
         ["python", "-c", "import nope"],
         ["python", "-m", "torch.distributed.run", "train.py"],
         ["torchrun", "--no-python", "sh", "nope"],

@@ -11,16 +11,16 @@ from typing import cast
 
 import pytest
 
-from elasticjob.agent.machine.write_permission import permission_end
-from elasticjob.agent.monitoring import reachability
-from elasticjob.agent.monitoring.reachability import ReachabilityMonitor
-from elasticjob.contract.messages import MemberLink, StartRound
-from elasticjob.contract.names import RoundId
-from elasticjob.control_link.link import ControlLink
-from elasticjob.keep_alive import KeepAlive
-from elasticjob.rendezvous.state import TAKEOVER_TIMEOUT
-from elasticjob.store.client import StoreClient
-from elasticjob.store.server import StoreServer
+from elasticjob._runtime.agent.monitoring.node import reachability
+from elasticjob._runtime.agent.monitoring.node.reachability import ReachabilityMonitor
+from elasticjob._runtime.agent.state_machine.write_permission import permission_end
+from elasticjob._runtime.contract.messages import MemberLink, StartRound
+from elasticjob._runtime.contract.names import RoundId
+from elasticjob._runtime.control_link.link import ControlLink
+from elasticjob._runtime.rendezvous.state import TAKEOVER_TIMEOUT
+from elasticjob._runtime.store.client import StoreClient
+from elasticjob._runtime.store.server import StoreServer
+from elasticjob._runtime.system.keep_alive import KeepAlive
 
 KEY = b"k" * 32
 

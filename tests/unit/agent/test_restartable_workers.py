@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob.agent.restartable_workers import Reported, RestartableWorkers
-from elasticjob.contract import restart_messages
-from elasticjob.contract.names import RoundId
-from elasticjob.contract.restart_messages import (
+from elasticjob._runtime.agent.workers.restartable_workers import Reported, RestartableWorkers
+from elasticjob._runtime.contract import restart_messages
+from elasticjob._runtime.contract.names import RoundId
+from elasticjob._runtime.contract.restart_messages import (
     MAX_MESSAGE,
     BreakCollectives,
     Calling,

@@ -11,13 +11,13 @@ from dataclasses import replace
 
 import pytest
 
-from elasticjob.agent.round_stores import admit_workers
-from elasticjob.contract.messages import StartRound
-from elasticjob.contract.names import RoundId, StoreClients
-from elasticjob.store import wire
-from elasticjob.store.open_files import raise_open_file_limit
-from elasticjob.store.server import StoreServer
-from elasticjob.store.wire import Op
+from elasticjob._runtime.agent.round_stores import admit_workers
+from elasticjob._runtime.contract.messages import StartRound
+from elasticjob._runtime.contract.names import RoundId, StoreClients
+from elasticjob._runtime.store import wire
+from elasticjob._runtime.store.open_files import raise_open_file_limit
+from elasticjob._runtime.store.server import StoreServer
+from elasticjob._runtime.store.wire import Op
 
 NODES, WORKERS = 129, 8
 START = StartRound(

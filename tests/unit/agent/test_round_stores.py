@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from elasticjob.agent.round_stores import RoundStores
-from elasticjob.store import wire
-from elasticjob.store.server import Peer, StoreServer
-from elasticjob.store.wire import Op
+from elasticjob._runtime.agent.round_stores import RoundStores
+from elasticjob._runtime.store import wire
+from elasticjob._runtime.store.server import Peer, StoreServer
+from elasticjob._runtime.store.wire import Op
 
 
 class SlowStore(StoreServer):

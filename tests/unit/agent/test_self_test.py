@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from elasticjob.agent.start_workers.fork_server import self_test
+from elasticjob._runtime.agent.start_workers.fork_server import self_test
 
 NOT_INITIALIZED, NO_DEVICE = 3, 100
 

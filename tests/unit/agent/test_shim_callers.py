@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from elasticjob.agent.start_workers.command import ProgramMode, PythonCommand, parse_own_agent_command
-from elasticjob.agent.start_workers.shim_callers import (
+from elasticjob._runtime.agent.start_workers.command import ProgramMode, PythonCommand, parse_own_agent_command
+from elasticjob._runtime.agent.start_workers.shims.shim_callers import (
     ExecInstead,
     ForkServerProcess,
     RunInFork,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from elasticjob.agent.monitoring.start_times import StartTimes
+from elasticjob._runtime.agent.monitoring.progress.start_times import StartTimes
 
 
 class Clock:

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob.agent.machine.effects import Exit
-from elasticjob.agent.reporting.state_saver import StateSaver
-from elasticjob.agent.runner import Agent
-from elasticjob.contract.messages import Outcome, Termination
-from elasticjob.contract.names import ExitCode
-from elasticjob.training.blocks import state_file
-from elasticjob.training.blocks.state_file import BlockChangedError, read_file_header
+from elasticjob._runtime.agent.reporting.state_saver import StateSaver
+from elasticjob._runtime.agent.runner import Agent
+from elasticjob._runtime.agent.state_machine.effects import Exit
+from elasticjob._runtime.contract.messages import Outcome, Termination
+from elasticjob._runtime.contract.names import ExitCode
+from elasticjob._runtime.contract.snapshot_format import state_file
+from elasticjob._runtime.contract.snapshot_format.state_file import BlockChangedError, read_file_header
 from support.state_blocks import memory, write
 
 

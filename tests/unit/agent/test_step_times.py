@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from elasticjob.agent.monitoring.step_times import StepTimeMonitor, common_steps, step_times
-from elasticjob.agent.monitoring.worker_progress import ProgressReport
+from elasticjob._runtime.agent.monitoring.progress.step_times import StepTimeMonitor, common_steps, step_times
+from elasticjob._runtime.agent.monitoring.progress.worker_progress import ProgressReport
 
 BEFORE = (ProgressReport(0, 100, 50.0, 3.0), ProgressReport(1, 100, 50.0, 9.0))
 

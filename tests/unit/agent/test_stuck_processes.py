@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob.agent.monitoring.stuck_processes import (
+from elasticjob._runtime.agent.monitoring.exits.stuck_processes import (
     BLOCKED_LOOKS,
     KILL_TIMEOUT,
     LONGEST_KILL,

@@ -9,11 +9,18 @@ from dataclasses import replace
 
 import pytest
 
-from elasticjob.agent.machine.state import AgentPhase, AgentState
-from elasticjob.agent.reporting import health_endpoint
-from elasticjob.agent.reporting.telemetry import AgentCounts, EventSubject, final_events, health, metrics, update_counts
-from elasticjob.contract.messages import Announce, Failure, FailureClass, Outcome, StartRound
-from elasticjob.contract.names import RoundId
+from elasticjob._runtime.agent.reporting import health_endpoint
+from elasticjob._runtime.agent.reporting.telemetry import (
+    AgentCounts,
+    EventSubject,
+    final_events,
+    health,
+    metrics,
+    update_counts,
+)
+from elasticjob._runtime.agent.state_machine.state import AgentPhase, AgentState
+from elasticjob._runtime.contract.messages import Announce, Failure, FailureClass, Outcome, StartRound
+from elasticjob._runtime.contract.names import RoundId
 from support.ports import free_port
 
 ME = Announce(0, 0, "agent_id", "pod", "10.0.0.1", 1, 2, "trainer")

@@ -8,16 +8,16 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticjob.agent.reporting.termination_message import (
+from elasticjob._runtime.agent.reporting.termination_message import (
     MAX_BYTES,
     read_round,
     termination_json,
     write_round,
     write_termination,
 )
-from elasticjob.contract import codec
-from elasticjob.contract.messages import Failure, FailureClass, InRound, Outcome, Termination
-from elasticjob.contract.names import RoundId
+from elasticjob._runtime.contract import codec
+from elasticjob._runtime.contract.messages import Failure, FailureClass, InRound, Outcome, Termination
+from elasticjob._runtime.contract.names import RoundId
 
 text = st.text(max_size=6000)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from elasticjob.agent.monitoring.training_reports import TrainingReports
-from elasticjob.contract.messages import TrainingProgress
-from elasticjob.contract.names import RoundId
+from elasticjob._runtime.agent.monitoring.progress.training_reports import TrainingReports
+from elasticjob._runtime.contract.messages import TrainingProgress
+from elasticjob._runtime.contract.names import RoundId
 
 FIRST = TrainingProgress(RoundId(1, 0, 1), 1, 10, None)
 

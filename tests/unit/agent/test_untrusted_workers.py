@@ -16,16 +16,16 @@ from typing import Any
 
 import pytest
 
-from elasticjob.agent.monitoring import hangs
-from elasticjob.agent.monitoring.worker_exits import left_at, read_error_file, script_succeeded
-from elasticjob.agent.monitoring.worker_progress import WorkerProgress
-from elasticjob.agent.reporting.worker_output import FileSink
-from elasticjob.agent.start_workers import shim_server
-from elasticjob.code_root import CODE_ROOT
-from elasticjob.contract.names import RoundId, script_end_file, script_left_file
-from elasticjob.contract.progress_page import NO_LIMIT, FilePage, PageWord, open_page, write_text
-from elasticjob.contract.untrusted_file import read_regular_file
-from elasticjob.training.blocks import state_block, state_file
+from elasticjob._runtime.agent.monitoring.exits.worker_exits import left_at, read_error_file, script_succeeded
+from elasticjob._runtime.agent.monitoring.progress import hangs
+from elasticjob._runtime.agent.monitoring.progress.worker_progress import WorkerProgress
+from elasticjob._runtime.agent.reporting.worker_output import FileSink
+from elasticjob._runtime.agent.start_workers.shims import shim_server
+from elasticjob._runtime.contract.names import RoundId, script_end_file, script_left_file
+from elasticjob._runtime.contract.shared_memory.progress_page import NO_LIMIT, FilePage, PageWord, open_page, write_text
+from elasticjob._runtime.contract.shared_memory.untrusted_file import read_regular_file
+from elasticjob._runtime.contract.snapshot_format import state_block, state_file
+from elasticjob._runtime.system.code_root import CODE_ROOT
 
 ROUND = RoundId(1, 0, 1)
 
@@ -123,7 +123,7 @@ async def test_a_hello_that_is_none_is_refused(progress: WorkerProgress, hello: 
 async def test_a_description_that_is_none_is_ignored(
     progress: WorkerProgress, text: bytes, fixed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("elasticjob.contract.progress_page.has_fixed_size", lambda _: fixed)
+    monkeypatch.setattr("elasticjob._runtime.contract.shared_memory.progress_page.has_fixed_size", lambda _: fixed)
     page, *others = connect(progress, json.dumps(HELLO).encode())
     write_text(open_page(page), text)
     assert progress.training() is None
@@ -140,7 +140,7 @@ async def test_a_description_that_is_none_is_ignored(
 async def test_any_numbers_in_a_page_are_steps_that_can_be_reported(
     progress: WorkerProgress, fixed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("elasticjob.contract.progress_page.has_fixed_size", lambda _: fixed)
+    monkeypatch.setattr("elasticjob._runtime.contract.shared_memory.progress_page.has_fixed_size", lambda _: fixed)
     descriptors = connect(progress, json.dumps(HELLO).encode())
     words = open_page(descriptors[0])
     assert isinstance(progress._ranks[0].words, FilePage) is not fixed
@@ -162,8 +162,8 @@ if sys.argv[2] == "no memfd":
     def refuse(*_):
         raise PermissionError(errno.EPERM, "seccomp")
     os.memfd_create = refuse
-from elasticjob.agent.monitoring.worker_progress import WorkerProgress
-from elasticjob.contract.names import RoundId
+from elasticjob._runtime.agent.monitoring.progress.worker_progress import WorkerProgress
+from elasticjob._runtime.contract.names import RoundId
 
 async def main():
     progress = WorkerProgress(pathlib.Path(sys.argv[1]))
@@ -224,7 +224,7 @@ async def test_storage_that_reports_a_failed_write_at_the_end_ends_no_agent(
     errors: list[object] = []
     monkeypatch.setattr(threading, "excepthook", errors.append)
     sink = FileSink(tmp_path / "worker.log")
-    monkeypatch.setattr("elasticjob.agent.reporting.worker_output.os", WithoutClose)
+    monkeypatch.setattr("elasticjob._runtime.agent.reporting.worker_output.os", WithoutClose)
     sink.put(b"line\n")
     sink.finish()
     sink.join(20)

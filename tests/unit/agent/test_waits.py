@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from elasticjob.contract.messages import Outcome, Report, RoundPhase, TrainingProgress
-from elasticjob.contract.names import RoundId
-from elasticjob.local.waits import Wait, WaitLines, current_wait
+from elasticjob._runtime.contract.messages import Outcome, Report, RoundPhase, TrainingProgress
+from elasticjob._runtime.contract.names import RoundId
+from elasticjob._runtime.local.waits import Wait, WaitLines, current_wait
 
 ROUND = RoundId(1, 0, 2)
 STARTS = Report(0, RoundPhase.RUNNING, "the workers of 2 nodes start", ROUND, 1, 2, 0.0)

@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from elasticjob.agent.start_workers.in_workers.sitecustomize import PATCHES
-from elasticjob.code_root import CODE_ROOT, IN_WORKERS
+from elasticjob._runtime.agent.start_workers.in_workers.sitecustomize import PATCHES
+from elasticjob._runtime.system.code_root import CODE_ROOT, IN_WORKERS
 
 MODULES = [name for name, patches in PATCHES.items() if "without_libuv.create_without_libuv" in patches]
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from elasticjob.agent.worker_environment import node_env, torchrun_env, worker_env
-from elasticjob.code_root import IN_WORKERS
-from elasticjob.contract.messages import StartRound
-from elasticjob.contract.names import BEFORE_ROUNDS, Backend, RoundId
-from elasticjob.contract.reserved_variables import RESERVED_PREFIX, RESERVED_VARIABLES
-from elasticjob.contract.torchrun_command import TORCHRUN_OPTIONS, OptionUse
+from elasticjob._runtime.agent.start_workers.worker_environment import node_env, torchrun_env, worker_env
+from elasticjob._runtime.contract.commands.reserved_variables import RESERVED_PREFIX, RESERVED_VARIABLES
+from elasticjob._runtime.contract.commands.torchrun_command import TORCHRUN_OPTIONS, OptionUse
+from elasticjob._runtime.contract.messages import StartRound
+from elasticjob._runtime.contract.names import BEFORE_ROUNDS, Backend, RoundId
+from elasticjob._runtime.system.code_root import IN_WORKERS
 
 START = StartRound(RoundId(1, 0, 3), 1, 3, 2, 6, 2, 6, "10.0.0.1", 4567, 2, 5)
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob.agent.machine.outcomes import describe_failure
-from elasticjob.agent.monitoring.worker_exits import (
+from elasticjob._runtime.agent.monitoring.exits.worker_exits import (
     WorkerExit,
     failure_of,
     left_at,
@@ -18,9 +17,14 @@ from elasticjob.agent.monitoring.worker_exits import (
     reported_exception,
     script_succeeded,
 )
-from elasticjob.contract.failure_text import describe_out_of_memory, describe_worker_failure, failure_reason
-from elasticjob.contract.messages import FailureClass
-from elasticjob.contract.names import script_end_file, script_left_file
+from elasticjob._runtime.agent.state_machine.outcomes import describe_failure
+from elasticjob._runtime.contract.failures.failure_text import (
+    describe_out_of_memory,
+    describe_worker_failure,
+    failure_reason,
+)
+from elasticjob._runtime.contract.messages import FailureClass
+from elasticjob._runtime.contract.names import script_end_file, script_left_file
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob.agent.reporting.worker_output import (
+from elasticjob._runtime.agent.reporting.worker_output import (
     MAX_LINE,
     MAX_PENDING,
     FileSink,

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob.agent.monitoring import worker_progress as worker_progress_module
-from elasticjob.agent.monitoring.worker_progress import WorkerProgress
-from elasticjob.code_root import CODE_ROOT
-from elasticjob.contract.messages import Metric, StateReceived, TrainingProgress
-from elasticjob.contract.names import Env, RoundId
+from elasticjob._runtime.agent.monitoring.progress import worker_progress as worker_progress_module
+from elasticjob._runtime.agent.monitoring.progress.worker_progress import WorkerProgress
+from elasticjob._runtime.contract.messages import Metric, StateReceived, TrainingProgress
+from elasticjob._runtime.contract.names import Env, RoundId
+from elasticjob._runtime.system.code_root import CODE_ROOT
 
 ROUND = RoundId(1, 0, 1)
 COUNT = """

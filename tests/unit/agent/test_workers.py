@@ -14,19 +14,19 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob.agent import spare_processes
-from elasticjob.agent import workers as workers_module
-from elasticjob.agent.config import AgentConfig, read_config
-from elasticjob.agent.monitoring import stuck_processes
-from elasticjob.agent.monitoring.stuck_processes import BLOCKED_LOOKS, BlockedThread
-from elasticjob.agent.processes import descendants, signal_one
-from elasticjob.agent.reporting.worker_output import OutputSink
-from elasticjob.agent.start_workers.command import parse_command
-from elasticjob.agent.start_workers.launcher import Launcher
-from elasticjob.agent.workers import WorkerGroup
-from elasticjob.code_root import CODE_ROOT
-from elasticjob.contract.messages import FailureClass, StartRound
-from elasticjob.contract.names import Env, RoundId
+from elasticjob._runtime.agent.config import AgentConfig, read_config
+from elasticjob._runtime.agent.monitoring.exits import stuck_processes
+from elasticjob._runtime.agent.monitoring.exits.stuck_processes import BLOCKED_LOOKS, BlockedThread
+from elasticjob._runtime.agent.processes import descendants, signal_one
+from elasticjob._runtime.agent.reporting.worker_output import OutputSink
+from elasticjob._runtime.agent.start_workers.command import parse_command
+from elasticjob._runtime.agent.start_workers.launcher import Launcher
+from elasticjob._runtime.agent.workers import spare_processes
+from elasticjob._runtime.agent.workers import worker_group as workers_module
+from elasticjob._runtime.agent.workers.worker_group import WorkerGroup
+from elasticjob._runtime.contract.messages import FailureClass, StartRound
+from elasticjob._runtime.contract.names import Env, RoundId
+from elasticjob._runtime.system.code_root import CODE_ROOT
 
 START = StartRound(RoundId(1, 0, 1), 0, 1, 0, 1, 0, 1, "127.0.0.1", 4567, 0, 3)
 
@@ -56,8 +56,8 @@ def unkillable(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 ASKS_FOR_SPARE = """
 import os, socket, time
-from elasticjob.contract.names import Env, RoundId
-from elasticjob.contract.restart_messages import Calling, Parked, to_packet
+from elasticjob._runtime.contract.names import Env, RoundId
+from elasticjob._runtime.contract.restart_messages import Calling, Parked, to_packet
 from elasticjob.training import progress_channel
 round_id = RoundId.parse(os.environ[Env.ROUND])
 agent = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -9,7 +9,7 @@ from benchmarks.goodput import quantile
 from benchmarks.operator_process import by_verb, mutating, parse_requests, share_of_limit, total
 from benchmarks.simulated_pods import ended_status, running_status
 
-from elasticjob_operator.model.pods import parse_pod
+from elasticjob_operator.model.cluster.pods import parse_pod
 
 METRICS = """
 # HELP elasticjob_api_requests_total Requests to the API server.

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from elasticjob.contract.messages import PROTOCOL, Leaving, Ready, Standby, TrainingProgress
-from elasticjob.contract.names import RoundId
-from elasticjob.control_link import frames as frames_module
-from elasticjob.control_link import link as link_module
-from elasticjob.control_link.frames import MACS, TAG_SIZE, ForgedFrame
-from elasticjob.control_link.link import (
+from elasticjob._runtime.contract.messages import PROTOCOL, Leaving, Ready, Standby, TrainingProgress
+from elasticjob._runtime.contract.names import RoundId
+from elasticjob._runtime.control_link import frames as frames_module
+from elasticjob._runtime.control_link import link as link_module
+from elasticjob._runtime.control_link.frames import MACS, TAG_SIZE, ForgedFrame
+from elasticjob._runtime.control_link.link import (
     HANDSHAKE,
     ControlLink,
     LinkError,
@@ -29,11 +29,11 @@ from elasticjob.control_link.link import (
     Welcome,
     connect,
 )
-from elasticjob.control_link.time_limit import open_within
-from elasticjob.keep_alive import KeepAlive
-from elasticjob.store import wire
-from elasticjob.store.server import StoreServer
-from elasticjob.store.wire import Op
+from elasticjob._runtime.control_link.time_limit import open_within
+from elasticjob._runtime.store import wire
+from elasticjob._runtime.store.server import StoreServer
+from elasticjob._runtime.store.wire import Op
+from elasticjob._runtime.system.keep_alive import KeepAlive
 
 NODE, OPERATOR = b"n" * 32, b"o" * 32
 WELCOME = Welcome("run-1", 2, 3)

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from elasticjob.contract.messages import (
+from elasticjob._runtime.contract.messages import (
     Announce,
     CoordinatorToNode,
     Message,
@@ -21,8 +21,8 @@ from elasticjob.contract.messages import (
     StandbyStore,
     StoreActive,
 )
-from elasticjob.control_link.link import ControlLink, LinkRefused, Welcome
-from elasticjob.control_link.node_client import NoCoordinatorError, NodeClient
+from elasticjob._runtime.control_link.link import ControlLink, LinkRefused, Welcome
+from elasticjob._runtime.control_link.node_client import NoCoordinatorError, NodeClient
 
 ANNOUNCE = Announce(0, 0, "agent_id", "pod", "10.0.0.1", 1, 1)
 

@@ -9,8 +9,8 @@ from typing import cast
 
 import pytest
 
-from elasticjob.control_link import frames as frames_module
-from elasticjob.control_link.frames import ForgedFrame, FrameProtocol, ReceiveBudget
+from elasticjob._runtime.control_link import frames as frames_module
+from elasticjob._runtime.control_link.frames import ForgedFrame, FrameProtocol, ReceiveBudget
 
 LIMIT = 1_000_000
 KEY = b"k" * 32

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from elasticjob.convert.documents import parse_documents
-from elasticjob.convert.fields import ConvertError
 from elasticjob.convert.main import convert_documents
+from elasticjob.convert.parts.fields import ConvertError
 from elasticjob.convert.yaml_text import manifest_text
 from unit.convert.test_manifests import INPUTS
 

@@ -11,7 +11,9 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticjob.convert.api_versions import (
+from elasticjob._runtime.local.manifest.job_schema import find_mistakes, job_schema
+from elasticjob.convert.documents import parse_documents
+from elasticjob.convert.kinds.api_versions import (
     MOVES,
     PLATFORM_FIELDS,
     UNMOVED,
@@ -21,14 +23,12 @@ from elasticjob.convert.api_versions import (
     to_v1beta1,
     v1beta1_schema,
 )
-from elasticjob.convert.documents import parse_documents
-from elasticjob.convert.elasticjob import convert_elasticjob, in_v1beta1
-from elasticjob.convert.fields import ConvertError, Notes
+from elasticjob.convert.kinds.elasticjob import convert_elasticjob, in_v1beta1
 from elasticjob.convert.main import convert_documents
+from elasticjob.convert.parts.fields import ConvertError, Notes
 from elasticjob.convert.yaml_text import manifest_text
-from elasticjob.local.job_schema import find_mistakes, job_schema
-from elasticjob_operator.model.job_defaults import DEFAULT_FIELDS
-from elasticjob_operator.model.spec import read_spec
+from elasticjob_operator.model.job.job_defaults import DEFAULT_FIELDS
+from elasticjob_operator.model.job.spec import read_spec
 from support.kubectl import REPOSITORY
 
 Raw = dict[str, Any]

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from elasticjob.convert.fields import ConvertError, Notes
-from elasticjob.convert.pytorchjob import convert_pytorchjob
-from elasticjob.convert.trainjob import convert_trainjob
+from elasticjob.convert.kinds.pytorchjob import convert_pytorchjob
+from elasticjob.convert.kinds.trainjob import convert_trainjob
+from elasticjob.convert.parts.fields import ConvertError, Notes
 from support.planned_fields import bare_schema, planned_schema
 
 PYTORCHJOB: dict[str, Any] = {
@@ -76,7 +76,7 @@ def get(value: Any, path: str) -> Any:
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch) -> None:
     schema = planned_schema()
-    for module in ("convert.draft", "local.job_schema"):
+    for module in ("convert.draft", "_runtime.local.manifest.job_schema"):
         monkeypatch.setattr(f"elasticjob.{module}.job_schema", lambda: schema)
 
 
@@ -206,7 +206,7 @@ def test_a_field_that_the_api_lacks_is_a_note(
     path: str, value: Any, note: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("elasticjob.convert.draft.job_schema", bare_schema)
-    monkeypatch.setattr("elasticjob.local.job_schema.job_schema", bare_schema)
+    monkeypatch.setattr("elasticjob._runtime.local.manifest.job_schema.job_schema", bare_schema)
     _, notes = converted("PyTorchJob", path, value)
     line = f"spec.{path.split('+')[0]}: "
     assert [n for n in notes if n.startswith(line) and "not supported yet" in n and n.endswith(note)], notes

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
+from elasticjob._runtime.local.manifest.job_schema import Schema, find_problems
 from elasticjob.convert.documents import parse_documents
 from elasticjob.convert.main import convert_documents
 from elasticjob.convert.yaml_text import manifest_text
-from elasticjob.local.job_schema import Schema, find_problems
 from support.planned_fields import bare_schema, planned_schema
 
 MANIFESTS = Path(__file__).parent / "manifests"
@@ -23,7 +23,7 @@ NOT_YET = ("not supported yet", "spec.gang.provider")
 
 
 def use_schema(monkeypatch: pytest.MonkeyPatch, schema: Schema) -> None:
-    for module in ("convert.draft", "local.job_schema"):
+    for module in ("convert.draft", "_runtime.local.manifest.job_schema"):
         monkeypatch.setattr(f"elasticjob.{module}.job_schema", lambda: schema)
 
 

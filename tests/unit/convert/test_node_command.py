@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elasticjob.convert.node_command import plain_command
+from elasticjob.convert.parts.node_command import plain_command
 
 ENV = {"N": "4", "ARGS": "--a --b", "MASTER_ADDR": "job-0"}
 PLAIN = "torchrun --nproc-per-node=2 train.py --lr 1"

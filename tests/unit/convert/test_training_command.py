@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from elasticjob.contract.reserved_variables import RESERVED_VARIABLES
+from elasticjob._runtime.contract.commands.reserved_variables import RESERVED_VARIABLES
 from elasticjob.convert.draft import JobDraft
-from elasticjob.convert.fields import InputObject, JsonObject, Notes
-from elasticjob.convert.pod_template import read_template
-from elasticjob.convert.training_command import TrainingCommand, read_command
-from elasticjob.convert.workers import put_workers
+from elasticjob.convert.parts.fields import InputObject, JsonObject, Notes
+from elasticjob.convert.parts.pod_template import read_template
+from elasticjob.convert.parts.training_command import TrainingCommand, read_command
+from elasticjob.convert.parts.workers import put_workers
 
 
 def read(command: list[str], args: list[str] | None = None, **env: str) -> tuple[TrainingCommand, list[str]]:

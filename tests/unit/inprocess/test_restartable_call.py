@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from elasticjob.contract import restart_messages
-from elasticjob.contract.names import BEFORE_ROUNDS, Env, RoundId
-from elasticjob.contract.restart_messages import (
+from elasticjob._runtime.contract import restart_messages
+from elasticjob._runtime.contract.names import BEFORE_ROUNDS, Env, RoundId
+from elasticjob._runtime.contract.restart_messages import (
     MAX_MESSAGE,
     CallAgain,
     Calling,

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from elasticjob.contract.names import Env
+from elasticjob._runtime.contract.names import Env
 from elasticjob.inprocess.state_keeper import StateKeeper, seconds_before_copy
 
 TIMEOUT = 60.0

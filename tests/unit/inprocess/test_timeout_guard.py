@@ -12,8 +12,8 @@ import pytest
 pytest.importorskip("torch")
 import torch.distributed as dist
 
-from elasticjob.contract.names import RoundId
-from elasticjob.contract.restart_messages import CollectiveFailed, Guarded, WorkerToAgent
+from elasticjob._runtime.contract.names import RoundId
+from elasticjob._runtime.contract.restart_messages import CollectiveFailed, Guarded, WorkerToAgent
 from elasticjob.inprocess import timeout_guard
 from elasticjob.inprocess.timeout_guard import GroupState, TimeoutGuard, describe, find_failure
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob.contract.messages import FailureClass
+from elasticjob._runtime.contract.messages import FailureClass
+from elasticjob_operator.model.job.status import ConditionType
 from elasticjob_operator.model.observed import Observed, Refusal, RefusalReason
-from elasticjob_operator.model.status import ConditionType
 from support.condition_table import DOCUMENTED, REFERENCE, undocumented
 from support.operator_build import (
     NOW,

@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from elasticjob.contract.names import Label
-from elasticjob_operator.action_executor import AT_ONCE
-from elasticjob_operator.job_memory import FIRST_RETRY, LONGEST_RETRY, JobMemory
+from elasticjob._runtime.contract.names import Label
 from elasticjob_operator.kube import (
     PODS,
     SECRETS,
@@ -21,6 +19,8 @@ from elasticjob_operator.kube import (
 )
 from elasticjob_operator.kube.errors import error_from
 from elasticjob_operator.model.observed import RefusalReason
+from elasticjob_operator.observation.job_memory import FIRST_RETRY, LONGEST_RETRY, JobMemory
+from elasticjob_operator.reconcile.action_executor import AT_ONCE
 from support.operator_cluster import Cluster
 from support.operator_world import Api
 

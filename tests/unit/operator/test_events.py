@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from elasticjob_operator.actions import EventRecord
-from elasticjob_operator.events import MAX_MESSAGE, Recorder
 from elasticjob_operator.kube import EVENTS, Resource
-from elasticjob_operator.model.raw import timestamp
+from elasticjob_operator.model.cluster.raw import timestamp
+from elasticjob_operator.reconcile.events import MAX_MESSAGE, Recorder
 from support.operator_build import NOW, UID, job
 from support.operator_world import Api
 
@@ -115,7 +115,7 @@ async def test_an_operator_that_stops_writes_the_events_that_wait() -> None:
 async def test_an_operator_that_stops_does_not_wait_long_for_events(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("elasticjob_operator.events.FINISH_SECONDS", 0.01)
+    monkeypatch.setattr("elasticjob_operator.reconcile.events.FINISH_SECONDS", 0.01)
     recorder = Recorder(Unanswered(), "me")
     recorder.record(job(), RECORD, NOW)
     await recorder.finish()
@@ -123,6 +123,6 @@ async def test_an_operator_that_stops_does_not_wait_long_for_events(
 
 
 async def test_too_many_events_are_dropped(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr("elasticjob_operator.events.MOST_WAITING", 2)
+    monkeypatch.setattr("elasticjob_operator.reconcile.events.MOST_WAITING", 2)
     assert len(await record(*(replace(RECORD, key=str(number)) for number in range(3)))) == 2
     assert "too many wait" in caplog.text

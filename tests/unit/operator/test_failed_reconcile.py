@@ -6,15 +6,20 @@ from typing import Any
 
 import pytest
 
-from elasticjob.contract.names import Label
-from elasticjob_operator import controller as controller_module
-from elasticjob_operator.controller import Controller
-from elasticjob_operator.events import Recorder
-from elasticjob_operator.failed_reconcile import MAX_ERROR, REWRITE_SECONDS, failed_reconcile_of, shown_failure
-from elasticjob_operator.keys import JobKeys
+from elasticjob._runtime.contract.names import Label
 from elasticjob_operator.kube import EVENTS, JOBS, PODS, Conflict, KubeError, Refused, Throttled, Unclear
 from elasticjob_operator.plan import plan
-from elasticjob_operator.watch_cache import WatchCache
+from elasticjob_operator.reconcile import controller as controller_module
+from elasticjob_operator.reconcile.controller import Controller
+from elasticjob_operator.reconcile.events import Recorder
+from elasticjob_operator.reconcile.failed_reconcile import (
+    MAX_ERROR,
+    REWRITE_SECONDS,
+    failed_reconcile_of,
+    shown_failure,
+)
+from elasticjob_operator.reconcile.keys import JobKeys
+from elasticjob_operator.watch.watch_cache import WatchCache
 from support.operator_build import NOW, raw_job
 from support.operator_world import Api, FakeStoreLinks, World
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticjob_operator.fair_queue import FairQueue
 from elasticjob_operator.kube.limits import ConcurrencyLimit, RateLimit
-from elasticjob_operator.workqueue import MOST_WORKERS, Schedule, WorkQueue
+from elasticjob_operator.queue.fair_queue import FairQueue
+from elasticjob_operator.queue.workqueue import MOST_WORKERS, Schedule, WorkQueue
 
 GROUPS = st.sampled_from("abcd")
 Key = tuple[str, int]

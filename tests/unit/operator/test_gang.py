@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from elasticjob.contract.names import Role
+from elasticjob._runtime.contract.names import Role
 from elasticjob_operator import manifests
 from elasticjob_operator.actions import CreateWorker
-from elasticjob_operator.job_memory import LONGEST_RETRY
 from elasticjob_operator.kube import JOBS, PODS, NotFound, Refused, Resource
 from elasticjob_operator.kube.api import COSCHEDULING_GROUPS, VOLCANO_GROUPS, WORKLOADS
+from elasticjob_operator.model.cluster.pods import Pod, minimal_pod, parse_pod
 from elasticjob_operator.model.observed import Child
-from elasticjob_operator.model.pods import Pod, minimal_pod, parse_pod
+from elasticjob_operator.observation.job_memory import LONGEST_RETRY
 from support.operator_build import NOW, UID, Raw, condition, elastic, ended, job, raw_job, run, status, steady
 from support.operator_build import worker as running
 from support.operator_cluster import Cluster

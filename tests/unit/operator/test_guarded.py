@@ -11,11 +11,11 @@ import pytest
 import yaml
 
 from elasticjob_operator.actions import CreateWorker, DeletePod
-from elasticjob_operator.model.guarded import GUARDED_FIELDS, guarded_digest
-from elasticjob_operator.model.job_defaults import JobDefaults
+from elasticjob_operator.model.cluster.raw import timestamp
+from elasticjob_operator.model.job.guarded import GUARDED_FIELDS, guarded_digest
+from elasticjob_operator.model.job.job_defaults import JobDefaults
+from elasticjob_operator.model.job.status import parse_status
 from elasticjob_operator.model.observed import QUEUE_LABEL, Children, Job, LinkView, Observed, parse_job
-from elasticjob_operator.model.raw import timestamp
-from elasticjob_operator.model.status import parse_status
 from support.operator_build import (
     NOW,
     REPOSITORY,

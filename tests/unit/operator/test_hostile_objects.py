@@ -11,24 +11,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticjob.contract import codec
-from elasticjob.contract.messages import Failure, FailureClass, Report, Termination, decode, encode
-from elasticjob.contract.names import Label, Role
-from elasticjob_operator import observe, watch_cache
+from elasticjob._runtime.contract import codec
+from elasticjob._runtime.contract.messages import Failure, FailureClass, Report, Termination, decode, encode
+from elasticjob._runtime.contract.names import Label, Role
 from elasticjob_operator.kube import PODS
 from elasticjob_operator.lease import ObservedLease, may_acquire, next_record
-from elasticjob_operator.model.limit_ranges import fit_resources
-from elasticjob_operator.model.nodes import parse_topology, parse_warning
-from elasticjob_operator.model.notices import NoticeKeys
+from elasticjob_operator.model.cluster.limit_ranges import fit_resources
+from elasticjob_operator.model.cluster.nodes import parse_topology, parse_warning
+from elasticjob_operator.model.cluster.notices import NoticeKeys
+from elasticjob_operator.model.cluster.pods import FAILED_STARTS, UNREADABLE, Pod, parse_pod
+from elasticjob_operator.model.cluster.raw import mapping, moment, objects, text, timestamp
+from elasticjob_operator.model.cluster.workload import assigned_flavors, parse_workload, pod_changes, queue_view
+from elasticjob_operator.model.job.status import ConditionType, parse_status
+from elasticjob_operator.model.job.store_spec import read_store
 from elasticjob_operator.model.observed import JobKey, LinkView, Observed, parse_job
-from elasticjob_operator.model.pods import FAILED_STARTS, UNREADABLE, Pod, parse_pod
-from elasticjob_operator.model.raw import mapping, moment, objects, text, timestamp
-from elasticjob_operator.model.status import ConditionType, parse_status
-from elasticjob_operator.model.store_spec import read_store
-from elasticjob_operator.model.workload import assigned_flavors, parse_workload, pod_changes, queue_view
+from elasticjob_operator.observation import observe
+from elasticjob_operator.observation.stop_causes import stop_cause
 from elasticjob_operator.plan import plan
-from elasticjob_operator.stop_causes import stop_cause
-from elasticjob_operator.watch_cache import WatchCache
+from elasticjob_operator.watch import watch_cache
+from elasticjob_operator.watch.watch_cache import WatchCache
 from support.operator_build import NOW, UID, ended, raw_job, raw_pod, report
 from support.operator_cluster import Cluster
 from support.operator_world import Api, job_status

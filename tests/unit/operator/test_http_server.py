@@ -16,8 +16,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from elasticjob_operator import http_server, metrics, metrics_page
-from elasticjob_operator.http_server import (
+from elasticjob_operator import metrics
+from elasticjob_operator.kube import KubeError, Resource
+from elasticjob_operator.kube.limits import RateLimit
+from elasticjob_operator.serving import http_server, metrics_page
+from elasticjob_operator.serving.http_server import (
     CONNECTIONS,
     RESPONSE_SECONDS,
     Certificate,
@@ -25,9 +28,7 @@ from elasticjob_operator.http_server import (
     HttpResponse,
     HttpServer,
 )
-from elasticjob_operator.kube import KubeError, Resource
-from elasticjob_operator.kube.limits import RateLimit
-from elasticjob_operator.metrics_page import (
+from elasticjob_operator.serving.metrics_page import (
     ALLOWED_SECONDS,
     REFUSED_SECONDS,
     REVIEW_BURST,

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from elasticjob.contract import codec
-from elasticjob.contract.messages import Outcome
+from elasticjob._runtime.contract import codec
+from elasticjob._runtime.contract.messages import Outcome
 from elasticjob_operator import manifests
-from elasticjob_operator.model.pods import parse_pod
+from elasticjob_operator.model.cluster.pods import parse_pod
 from support.operator_build import declared, job
 
 SIDECAR: dict[str, Any] = {"name": "proxy", "image": "proxy:1", "resources": {"limits": {"nvidia.com/gpu": "9"}}}

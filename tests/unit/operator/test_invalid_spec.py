@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from elasticjob.contract.names import Role
+from elasticjob._runtime.contract.names import Role
 from elasticjob_operator.actions import CreateWorker, DeletePod
-from elasticjob_operator.job_memory import LONGEST_RETRY
 from elasticjob_operator.model.observed import Observed
+from elasticjob_operator.observation.job_memory import LONGEST_RETRY
 from support.operator_build import (
     NOW,
     condition,

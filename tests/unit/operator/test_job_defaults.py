@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 
-from elasticjob_operator import defaults_file
-from elasticjob_operator.defaults_file import DefaultsFile
 from elasticjob_operator.kube import JOBS
-from elasticjob_operator.model.job_defaults import (
+from elasticjob_operator.model.job.job_defaults import (
     DEFAULT_FIELDS,
     JobDefaults,
     PlatformDefaults,
@@ -21,6 +19,8 @@ from elasticjob_operator.model.job_defaults import (
 )
 from elasticjob_operator.model.observed import Observed, parse_job
 from elasticjob_operator.plan import plan
+from elasticjob_operator.watch import defaults_file
+from elasticjob_operator.watch.defaults_file import DefaultsFile
 from support.operator_build import NOW, Raw, condition, raw_job, status
 from support.operator_cluster import Cluster
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from elasticjob.contract.names import Env, Role
-from elasticjob_operator.controller import Controller
-from elasticjob_operator.events import Recorder
-from elasticjob_operator.keys import JobKeys, load_keys
+from elasticjob._runtime.contract.names import Env, Role
 from elasticjob_operator.kube import JOBS, PODS, SECRETS
 from elasticjob_operator.manifests.services import NODE_KEY, OPERATOR_KEY
 from elasticjob_operator.model.observed import LinkView
 from elasticjob_operator.plan import StoreAddress
+from elasticjob_operator.reconcile.controller import Controller
+from elasticjob_operator.reconcile.events import Recorder
+from elasticjob_operator.reconcile.keys import JobKeys, load_keys
 from support.operator_build import NOW, UID, raw_job
 from support.operator_world import Api, Node, World
 

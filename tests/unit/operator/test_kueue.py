@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from elasticjob.contract.messages import Outcome
-from elasticjob.contract.names import Role
-from elasticjob_operator import manifests, observe, watch_cache
+from elasticjob._runtime.contract.messages import Outcome
+from elasticjob._runtime.contract.names import Role
+from elasticjob_operator import manifests
 from elasticjob_operator.actions import (
     CreateStore,
     CreateWorker,
@@ -22,7 +22,6 @@ from elasticjob_operator.actions import (
     ReleaseQuota,
     UpdateWorkload,
 )
-from elasticjob_operator.job_memory import LONGEST_RETRY
 from elasticjob_operator.kube import JOBS, PODS, NotFound, Refused, Resource
 from elasticjob_operator.kube.api import (
     KUEUE_WORKLOADS,
@@ -30,13 +29,16 @@ from elasticjob_operator.kube.api import (
     RESOURCE_FLAVORS,
     WORKLOAD_PRIORITY_CLASSES,
 )
-from elasticjob_operator.model.guarded import template_digest
+from elasticjob_operator.model.cluster.pods import Pod
+from elasticjob_operator.model.cluster.raw import timestamp
+from elasticjob_operator.model.cluster.workload import POD_SETS, REPLACES, QueueView, parse_workload, queue_view
+from elasticjob_operator.model.job.guarded import template_digest
 from elasticjob_operator.model.observed import Children, Job, JobKey, LinkView, Observed, parse_job
-from elasticjob_operator.model.pods import Pod
-from elasticjob_operator.model.raw import timestamp
-from elasticjob_operator.model.workload import POD_SETS, REPLACES, QueueView, parse_workload, queue_view
+from elasticjob_operator.observation import observe
+from elasticjob_operator.observation.job_memory import LONGEST_RETRY
 from elasticjob_operator.plan import Plan
 from elasticjob_operator.settings import parse_settings
+from elasticjob_operator.watch import watch_cache
 from support.operator_build import (
     NOW,
     UID,

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from elasticjob.contract.names import Role
-from elasticjob.contract.worker_count import quantity
+from elasticjob._runtime.contract.commands.worker_count import quantity
+from elasticjob._runtime.contract.names import Role
 from elasticjob_operator import manifests
 from elasticjob_operator.kube import LIMIT_RANGES, PODS, Refused, Resource
 from elasticjob_operator.manifests.store import LIMITS, REQUESTS
-from elasticjob_operator.model.limit_ranges import fit_resources, read_bounds
+from elasticjob_operator.model.cluster.limit_ranges import fit_resources, read_bounds
 from support.operator_build import Raw, job, raw_job
 from support.operator_cluster import Cluster
 

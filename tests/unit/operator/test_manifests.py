@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from elasticjob.contract import codec
-from elasticjob.contract.messages import RoundSettings
-from elasticjob.contract.names import Env
-from elasticjob.contract.worker_count import quantity
-from elasticjob.store_pod.main import store_limits
+from elasticjob._runtime.contract import codec
+from elasticjob._runtime.contract.commands.worker_count import quantity
+from elasticjob._runtime.contract.messages import RoundSettings
+from elasticjob._runtime.contract.names import Env
+from elasticjob._runtime.store_pod.main import store_limits
 from elasticjob_operator import manifests
+from elasticjob_operator.model.cluster.pods import FAILED_STARTS, parse_pod
 from elasticjob_operator.model.observed import DisruptionBudget, NetworkPolicy, parse_job
-from elasticjob_operator.model.pods import FAILED_STARTS, parse_pod
 from support.operator_build import UID, job, raw_job, status
 
 Raw = dict[str, Any]

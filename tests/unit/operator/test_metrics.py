@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 
-from elasticjob_operator import job_metrics, metrics
+from elasticjob_operator import metrics
 from elasticjob_operator.kube import JOBS, Unclear
-from elasticjob_operator.model.raw import timestamp
+from elasticjob_operator.model.cluster.raw import timestamp
+from elasticjob_operator.reconcile import job_metrics
 from elasticjob_operator.version import VERSION
 from support.operator_build import NOW, condition, status
 from support.operator_cluster import Cluster

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticjob.contract.messages import Outcome
-from elasticjob.contract.worker_count import quantity
+from elasticjob._runtime.contract.commands.worker_count import quantity
+from elasticjob._runtime.contract.messages import Outcome
+from elasticjob_operator.model.cluster.pods import parse_pod
+from elasticjob_operator.model.cluster.raw import moment, timestamp
+from elasticjob_operator.model.job.spec import GangProvider, parse_spec, read_spec
+from elasticjob_operator.model.job.status import parse_status
 from elasticjob_operator.model.observed import Observed, parse_job
-from elasticjob_operator.model.pods import parse_pod
-from elasticjob_operator.model.raw import moment, timestamp
-from elasticjob_operator.model.spec import GangProvider, parse_spec, read_spec
-from elasticjob_operator.model.status import parse_status
 from elasticjob_operator.plan import plan
 from support.operator_build import declared, ended, job, raw_job, raw_pod, worker
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from elasticjob_operator import node_events as operator_node_events
 from elasticjob_operator.kube import NODES, Page
-from elasticjob_operator.model.nodes import NodeWarning, parse_topology, parse_warning
-from elasticjob_operator.model.notices import BUILT_IN, NoticeKeys, NoticeKind, NoticeSource
+from elasticjob_operator.model.cluster.nodes import NodeWarning, parse_topology, parse_warning
+from elasticjob_operator.model.cluster.notices import BUILT_IN, NoticeKeys, NoticeKind, NoticeSource
 from elasticjob_operator.model.observed import JobKey
-from elasticjob_operator.node_events import NodeEvents
 from elasticjob_operator.settings import parse_settings
-from elasticjob_operator.watch_cache import WatchCache
+from elasticjob_operator.watch import node_events as operator_node_events
+from elasticjob_operator.watch.node_events import NodeEvents
+from elasticjob_operator.watch.watch_cache import WatchCache
 from support.operator_build import raw_job, raw_pod
 from support.operator_world import Api
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from elasticjob_operator.model.nodes import NodeWarning, parse_warning
-from elasticjob_operator.model.notices import (
+from elasticjob_operator.model.cluster.nodes import NodeWarning, parse_warning
+from elasticjob_operator.model.cluster.notices import (
     BUILT_IN,
     BUILT_IN_DRAINS,
     BUILT_IN_SECONDS,

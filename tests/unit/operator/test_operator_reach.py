@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from elasticjob.contract.names import Label, Role
-from elasticjob_operator.controller import Controller
-from elasticjob_operator.events import Recorder
-from elasticjob_operator.keys import JobKeys
+from elasticjob._runtime.contract.names import Label, Role
 from elasticjob_operator.kube import JOBS, LEASES, PODS
+from elasticjob_operator.links.store_reachability import RATE_SECONDS
+from elasticjob_operator.model.cluster.raw import timestamp
 from elasticjob_operator.model.observed import LinkView, StoreReach
-from elasticjob_operator.model.raw import timestamp
-from elasticjob_operator.plan.operator_reach import REPLACED_AT_ONCE, may_replace, suspects_itself
-from elasticjob_operator.store_census import RATE_SECONDS
+from elasticjob_operator.plan.store_pods.operator_reach import REPLACED_AT_ONCE, may_replace, suspects_itself
+from elasticjob_operator.reconcile.controller import Controller
+from elasticjob_operator.reconcile.events import Recorder
+from elasticjob_operator.reconcile.keys import JobKeys
 from support.operator_build import NOW, condition, conditions_of, gathering, raw_job, raw_pod, run, status, steady
 from support.operator_world import Api
 

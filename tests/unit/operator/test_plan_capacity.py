@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from elasticjob_operator.actions import CreateWorker, DeletePod
-from elasticjob_operator.job_memory import JobMemory
+from elasticjob_operator.model.cluster.pods import Pod
+from elasticjob_operator.model.cluster.raw import timestamp
 from elasticjob_operator.model.observed import Observed, Refusal, RefusalReason
-from elasticjob_operator.model.pods import Pod
-from elasticjob_operator.model.raw import timestamp
+from elasticjob_operator.observation.job_memory import JobMemory
 from elasticjob_operator.plan import Plan
-from elasticjob_operator.plan.capacity import FIRST_BACK_OFF, LONGEST_BACK_OFF
+from elasticjob_operator.plan.pods.capacity import FIRST_BACK_OFF, LONGEST_BACK_OFF
 from support.operator_build import (
     NOW,
     UID,

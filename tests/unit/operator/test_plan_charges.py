@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticjob.contract.failure_rules import FailureAction
-from elasticjob.contract.messages import EndReason, Failure, FailureClass, Outcome, RoundEnded
-from elasticjob.contract.names import RoundId
+from elasticjob._runtime.contract.failures.failure_rules import FailureAction
+from elasticjob._runtime.contract.messages import EndReason, Failure, FailureClass, Outcome, RoundEnded
+from elasticjob._runtime.contract.names import RoundId
 from elasticjob_operator.actions import CreateWorker
+from elasticjob_operator.model.cluster.pods import Pod
+from elasticjob_operator.model.cluster.raw import timestamp
 from elasticjob_operator.model.observed import Observed
-from elasticjob_operator.model.pods import Pod
-from elasticjob_operator.model.raw import timestamp
 from elasticjob_operator.plan import Plan
-from elasticjob_operator.plan.budget import MAX_OUTAGES
+from elasticjob_operator.plan.failure_policy.budget import MAX_OUTAGES
 from support.operator_build import (
     NOW,
     Raw,

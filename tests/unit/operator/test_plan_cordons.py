@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from elasticjob_operator.actions import CreateWorker, DeletePod, DeletePolicy, WritePolicy
-from elasticjob_operator.model.nodes import NodeWarning
+from elasticjob_operator.model.cluster.nodes import NodeWarning
+from elasticjob_operator.model.cluster.pods import Pod
+from elasticjob_operator.model.cluster.workload import QueueView, WorkloadCondition, parse_workload
 from elasticjob_operator.model.observed import DisruptionBudget, Observed, Policies
-from elasticjob_operator.model.pods import Pod
-from elasticjob_operator.model.workload import QueueView, WorkloadCondition, parse_workload
 from elasticjob_operator.plan import Plan
-from elasticjob_operator.plan.cordons import MAX_CORDON_SPARES
+from elasticjob_operator.plan.pods.cordons import MAX_CORDON_SPARES
 from support.operator_build import (
     NOW,
     Raw,

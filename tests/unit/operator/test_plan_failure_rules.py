@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from elasticjob.contract.failure_rules import UNCOUNTED_ACTIONS, FailureAction, FailureRule
-from elasticjob.contract.failure_text import describe_out_of_memory
-from elasticjob.contract.messages import FailureClass, Outcome, RoundEnded, RoundPhase, Termination
-from elasticjob.contract.names import RoundId
+from elasticjob._runtime.contract.failures.failure_rules import UNCOUNTED_ACTIONS, FailureAction, FailureRule
+from elasticjob._runtime.contract.failures.failure_text import describe_out_of_memory
+from elasticjob._runtime.contract.messages import FailureClass, Outcome, RoundEnded, RoundPhase, Termination
+from elasticjob._runtime.contract.names import RoundId
 from elasticjob_operator.actions import CreateWorker, DeletePod
+from elasticjob_operator.model.cluster.pods import Pod
+from elasticjob_operator.model.cluster.raw import timestamp
 from elasticjob_operator.model.observed import Observed
-from elasticjob_operator.model.pods import Pod
-from elasticjob_operator.model.raw import timestamp
 from elasticjob_operator.plan import Plan
-from elasticjob_operator.plan.pod_decisions import MIN_POD_LIFETIME
+from elasticjob_operator.plan.pods.pod_decisions import MIN_POD_LIFETIME
 from support.operator_build import (
     NOW,
     Raw,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from elasticjob.contract.messages import LostTime
-from elasticjob.contract.names import RoundId
-from elasticjob_operator.model.raw import timestamp
+from elasticjob._runtime.contract.messages import LostTime
+from elasticjob._runtime.contract.names import RoundId
+from elasticjob_operator.model.cluster.raw import timestamp
 from elasticjob_operator.plan import Plan
 from support.operator_build import NOW, gathering, job, link, report, run, status_of, steady, worker
 

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from elasticjob.contract import codec
-from elasticjob.contract.messages import PodState, RoundSettings
-from elasticjob.contract.names import Env, Role
+from elasticjob._runtime.contract import codec
+from elasticjob._runtime.contract.messages import PodState, RoundSettings
+from elasticjob._runtime.contract.names import Env, Role
 from elasticjob_operator.actions import CreateWorker, DeletePod
 from elasticjob_operator.kube import JOBS, PODS
-from elasticjob_operator.model.nodes import NodeWarning
+from elasticjob_operator.model.cluster.nodes import NodeWarning
+from elasticjob_operator.model.cluster.pods import Pod
+from elasticjob_operator.model.job.status_lists import read_ranges
 from elasticjob_operator.model.observed import Children, LinkView, Observed, Refusal, RefusalReason
-from elasticjob_operator.model.pods import Pod
-from elasticjob_operator.model.status_lists import read_ranges
 from elasticjob_operator.plan import Plan
 from support.operator_build import (
     NOW,

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from elasticjob.contract.failure_text import describe_out_of_memory, describe_worker_failure
-from elasticjob.contract.messages import (
+from elasticjob._runtime.contract.failures.failure_text import describe_out_of_memory, describe_worker_failure
+from elasticjob._runtime.contract.messages import (
     EndReason,
     Failure,
     FailureClass,
@@ -22,12 +22,13 @@ from elasticjob.contract.messages import (
     RoundPhase,
     SuccessPolicy,
 )
-from elasticjob.contract.names import RoundId
-from elasticjob.rendezvous.confirmation import CONFIRMATION_SECONDS
+from elasticjob._runtime.contract.names import RoundId
+from elasticjob._runtime.rendezvous.rounds.confirmation import CONFIRMATION_SECONDS
 from elasticjob_operator.actions import CreateStore, CreateWorker, DeletePod, DeleteService, UpdateStoreService
+from elasticjob_operator.links.store_links import CONNECT_TIMEOUT, LONGEST_BACKOFF, MAX_JITTER
+from elasticjob_operator.model.cluster.pods import Pod
+from elasticjob_operator.model.cluster.raw import timestamp
 from elasticjob_operator.model.observed import LinkView, Observed, Refusal, RefusalReason
-from elasticjob_operator.model.pods import Pod
-from elasticjob_operator.model.raw import timestamp
 from elasticjob_operator.plan import plan
 from elasticjob_operator.plan.context import (
     LAST_REPORT_SECONDS,
@@ -37,8 +38,7 @@ from elasticjob_operator.plan.context import (
     STORE_GRACE_SECONDS,
     STORE_UNRESPONSIVE_SECONDS,
 )
-from elasticjob_operator.plan.stores import LEASE_POLL_SECONDS
-from elasticjob_operator.store_links import CONNECT_TIMEOUT, LONGEST_BACKOFF, MAX_JITTER
+from elasticjob_operator.plan.store_pods.stores import LEASE_POLL_SECONDS
 from support.operator_build import (
     CHILDREN,
     IMAGE,

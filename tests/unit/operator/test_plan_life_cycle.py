@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from elasticjob_operator.actions import DeleteJob, DeletePod
+from elasticjob_operator.model.cluster.raw import timestamp
 from elasticjob_operator.model.observed import Observed
-from elasticjob_operator.model.raw import timestamp
 from elasticjob_operator.plan import Plan
 from support.operator_build import (
     NOW,

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from elasticjob.contract.messages import InRound, Outcome
-from elasticjob.contract.names import RoundId
+from elasticjob._runtime.contract.messages import InRound, Outcome
+from elasticjob._runtime.contract.names import RoundId
 from elasticjob_operator.actions import CreateWorker
+from elasticjob_operator.model.cluster.pods import CONTAINER_LOST
 from elasticjob_operator.model.observed import Observed
-from elasticjob_operator.model.pods import CONTAINER_LOST
 from support.operator_build import Raw, declared, ended, job, report, run, status_of, steady, worker
 
 OTHER = worker(1, node="n2")

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from elasticjob.contract.messages import EndingPod, PodState
+from elasticjob._runtime.contract.messages import EndingPod, PodState
 from elasticjob_operator.actions import CreateStore, CreateWorker, DeletePod
-from elasticjob_operator.model.nodes import NodeWarning
+from elasticjob_operator.model.cluster.nodes import NodeWarning
 from elasticjob_operator.model.observed import Observed
 from elasticjob_operator.plan import Plan
 from support.operator_build import (

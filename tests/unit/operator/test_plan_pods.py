@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from elasticjob.contract.messages import Failure, FailureClass, InRound, Outcome, PodState, Report
-from elasticjob.contract.names import RoundId
+from elasticjob._runtime.contract.messages import Failure, FailureClass, InRound, Outcome, PodState, Report
+from elasticjob._runtime.contract.names import RoundId
 from elasticjob_operator.actions import (
     CreateNodesService,
     CreateSecret,
@@ -17,9 +17,9 @@ from elasticjob_operator.actions import (
     CreateWorker,
     DeletePod,
 )
+from elasticjob_operator.model.cluster.pods import CONTAINER_LOST, Pod, parse_pod
+from elasticjob_operator.model.cluster.raw import timestamp
 from elasticjob_operator.model.observed import Child, Children, LinkView, Observed, Refusal, RefusalReason
-from elasticjob_operator.model.pods import CONTAINER_LOST, Pod, parse_pod
-from elasticjob_operator.model.raw import timestamp
 from elasticjob_operator.plan import Plan
 from support.operator_build import (
     IMAGE,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from elasticjob.contract.messages import NodeReport, Report, RoundPhase
+from elasticjob._runtime.contract.messages import NodeReport, Report, RoundPhase
 from elasticjob_operator.model.observed import LinkView
 from support.operator_build import gathering, link, report, run, status_of, steady, worker
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from elasticjob.contract.messages import RoundPhase
+from elasticjob._runtime.contract.messages import RoundPhase
 from elasticjob_operator.model.observed import LinkView, Observed
 from support.operator_build import Raw, elastic, gathering, job, report, run, status, status_of, steady, worker
 

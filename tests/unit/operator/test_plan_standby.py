@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from elasticjob.contract.messages import Report, RoundPhase, StandbyStore
-from elasticjob.contract.names import RoundId
+from elasticjob._runtime.contract.messages import Report, RoundPhase, StandbyStore
+from elasticjob._runtime.contract.names import RoundId
 from elasticjob_operator.actions import CreateStandbyStore, CreateStore, DeletePod, UpdateStoreService
 from elasticjob_operator.manifests.store import store_pod_manifest
 from elasticjob_operator.model.observed import LinkView, Observed, Refusal, RefusalReason, StoreReach
@@ -19,7 +19,7 @@ from elasticjob_operator.plan.context import (
     STORE_LEFT_SECONDS,
     STORE_UNRESPONSIVE_SECONDS,
 )
-from elasticjob_operator.plan.standby import STANDBY_MIN_LIFETIME, STANDBY_SILENT_SECONDS
+from elasticjob_operator.plan.store_pods.standby import STANDBY_MIN_LIFETIME, STANDBY_SILENT_SECONDS
 from support.operator_build import (
     IMAGE,
     NOW,

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from elasticjob.contract.messages import RoundPhase
-from elasticjob_operator.job_memory import JobMemory
+from elasticjob._runtime.contract.messages import RoundPhase
 from elasticjob_operator.kube import Refused
+from elasticjob_operator.model.cluster.pods import Pod
 from elasticjob_operator.model.observed import Observed, Refusal, RefusalReason, Remedy
-from elasticjob_operator.model.pods import Pod
+from elasticjob_operator.observation.job_memory import JobMemory
 from support.operator_build import (
     NOW,
     Raw,

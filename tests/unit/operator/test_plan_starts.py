@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from elasticjob_operator.actions import CreateWorker
+from elasticjob_operator.model.cluster.pods import Pod, parse_pod
+from elasticjob_operator.model.cluster.raw import timestamp
 from elasticjob_operator.model.observed import Observed
-from elasticjob_operator.model.pods import Pod, parse_pod
-from elasticjob_operator.model.raw import timestamp
-from elasticjob_operator.plan.starts import FIRST_START_RETRY, LONGEST_START_RETRY
+from elasticjob_operator.plan.pods.start_attempts import FIRST_START_RETRY, LONGEST_START_RETRY
 from support.operator_build import (
     NOW,
     Raw,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from elasticjob.contract.messages import StateReceived, StateTransfer
-from elasticjob.contract.names import RoundId
-from elasticjob_operator.model.raw import timestamp
+from elasticjob._runtime.contract.messages import StateReceived, StateTransfer
+from elasticjob._runtime.contract.names import RoundId
+from elasticjob_operator.model.cluster.raw import timestamp
 from support.operator_build import NOW, job, report, run, status_of, steady, worker
 
 PODS = (worker(0), worker(1, node="n2"))

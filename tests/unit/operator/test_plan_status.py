@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from elasticjob_operator.plan.status import MINOR_SECONDS, STARTING_SECONDS, write_delay
+from elasticjob_operator.plan.job_status.next_status import MINOR_SECONDS, STARTING_SECONDS, write_delay
 from support.operator_build import condition
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from elasticjob.contract.messages import RoundPhase, Straggler
+from elasticjob._runtime.contract.messages import RoundPhase, Straggler
+from elasticjob_operator.model.cluster.raw import timestamp
 from elasticjob_operator.model.observed import Observed
-from elasticjob_operator.model.raw import timestamp
 from elasticjob_operator.plan import Plan
 from support.operator_build import NOW, condition, gathering, job, link, report, run, status_of, steady, worker
 

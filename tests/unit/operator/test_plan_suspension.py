@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from elasticjob.contract.messages import Outcome, PodState
+from elasticjob._runtime.contract.messages import Outcome, PodState
 from elasticjob_operator.actions import (
     CreateSecret,
     CreateStore,
@@ -16,8 +16,8 @@ from elasticjob_operator.actions import (
     DeleteService,
 )
 from elasticjob_operator.manifests import key_secret
+from elasticjob_operator.model.cluster.pods import Pod
 from elasticjob_operator.model.observed import Children, LinkView, Observed
-from elasticjob_operator.model.pods import Pod
 from elasticjob_operator.plan import Plan
 from support.operator_build import (
     IMAGE,

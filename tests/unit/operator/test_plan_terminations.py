@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from elasticjob.contract.messages import PodState
+from elasticjob._runtime.contract.messages import PodState
 from elasticjob_operator.actions import CreateWorker, DeletePod, DeleteService
+from elasticjob_operator.model.cluster.pods import Pod
+from elasticjob_operator.model.job.spec import parse_spec
 from elasticjob_operator.model.observed import Observed
-from elasticjob_operator.model.pods import Pod
-from elasticjob_operator.model.spec import parse_spec
 from elasticjob_operator.plan import Plan
-from elasticjob_operator.plan.pod_decisions import MIN_POD_LIFETIME
+from elasticjob_operator.plan.pods.pod_decisions import MIN_POD_LIFETIME
 from support.operator_build import (
     NOW,
     condition,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from elasticjob.contract.messages import ExpectedPod
-from elasticjob.contract.names import Role
+from elasticjob._runtime.contract.messages import ExpectedPod
+from elasticjob._runtime.contract.names import Role
 from support.operator_build import run, steady, worker
 from support.operator_cluster import KEY, Cluster
 from support.operator_world import Node

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from elasticjob.contract.messages import Metric, RoundPhase, TrainingProgress
-from elasticjob.contract.names import RoundId
-from elasticjob_operator.model.raw import timestamp
+from elasticjob._runtime.contract.messages import Metric, RoundPhase, TrainingProgress
+from elasticjob._runtime.contract.names import RoundId
+from elasticjob_operator.model.cluster.raw import timestamp
 from elasticjob_operator.plan import Plan
 from support.operator_build import NOW, job, link, report, run, status_of, steady, worker
 

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from elasticjob.contract.names import Label, Role
+from elasticjob._runtime.contract.names import Label, Role
 from elasticjob_operator.actions import Action, DeletePolicy, WritePolicy
-from elasticjob_operator.controller import Controller
-from elasticjob_operator.events import Recorder
-from elasticjob_operator.keys import JobKeys
 from elasticjob_operator.kube import BUDGETS, JOBS, NETWORK_POLICIES, PODS, Refused, Resource
 from elasticjob_operator.manifests import policy_manifest
 from elasticjob_operator.manifests.policies import read_network_policy
 from elasticjob_operator.model.observed import DisruptionBudget, NetworkPolicy, Policies, Policy
+from elasticjob_operator.observation.policies import POLICIES, POLICIES_SECONDS
 from elasticjob_operator.plan import Plan
-from elasticjob_operator.policies import POLICIES, POLICIES_SECONDS
+from elasticjob_operator.reconcile.controller import Controller
+from elasticjob_operator.reconcile.events import Recorder
+from elasticjob_operator.reconcile.keys import JobKeys
 from elasticjob_operator.settings import parse_settings
 from support.operator_build import CHILDREN, NOW, UID, condition, elastic, job, raw_job, run, status, steady
 from support.operator_world import READY, Api, FakeStoreLinks, World

@@ -11,9 +11,10 @@ import aiohttp
 import prometheus_client
 import pytest
 
-from elasticjob_operator import metrics, probes
-from elasticjob_operator.http_server import HttpServer
-from elasticjob_operator.probes import MAX_API_SILENCE, MAX_QUEUE_WAIT, readiness, serve_probes
+from elasticjob_operator import metrics
+from elasticjob_operator.serving import probes
+from elasticjob_operator.serving.http_server import HttpServer
+from elasticjob_operator.serving.probes import MAX_API_SILENCE, MAX_QUEUE_WAIT, readiness, serve_probes
 from support.ports import free_port
 
 

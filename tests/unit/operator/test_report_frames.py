@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import pytest
 
-from elasticjob.contract.codec import MessageError
-from elasticjob.contract.messages import (
+from elasticjob._runtime.contract.codec import MessageError
+from elasticjob._runtime.contract.messages import (
     EndReason,
     Failure,
     FailureClass,
@@ -22,13 +22,12 @@ from elasticjob.contract.messages import (
     decode,
     encode,
 )
-from elasticjob.contract.names import RoundId
-from elasticjob.control_link.link import ControlLink, LinkError, LinkGate, LinkRole, ReceiveBudget, Welcome
-from elasticjob.store.server import StoreServer
-from elasticjob_operator import report_frames, store_links
+from elasticjob._runtime.contract.names import RoundId
+from elasticjob._runtime.control_link.link import ControlLink, LinkError, LinkGate, LinkRole, ReceiveBudget, Welcome
+from elasticjob._runtime.store.server import StoreServer
 from elasticjob_operator.kube.limits import ConcurrencyLimit
-from elasticjob_operator.plan import StoreAddress
-from elasticjob_operator.report_frames import (
+from elasticjob_operator.links import report_frames, store_links
+from elasticjob_operator.links.report_frames import (
     BURST_SECONDS,
     LARGE_FRAME,
     REPORT_SECONDS,
@@ -36,7 +35,8 @@ from elasticjob_operator.report_frames import (
     ReportSource,
     refuse_too_many_values,
 )
-from elasticjob_operator.store_links import LinkConnection, connect_store
+from elasticjob_operator.links.store_links import LinkConnection, connect_store
+from elasticjob_operator.plan import StoreAddress
 from support.operator_build import elastic, gathering, job, run, status, steady, worker
 
 KEY = b"o" * 32

@@ -10,20 +10,20 @@ from typing import Any
 
 import pytest
 
-from elasticjob.contract.names import Role
-from elasticjob_operator.job_memory import JobMemory
+from elasticjob._runtime.contract.names import Role
 from elasticjob_operator.kube import JOBS, LEASES, PODS, Refused, Unclear
-from elasticjob_operator.lost_nodes import FIRST_RETURN_CHECK, LONGEST_RETURN_CHECK
+from elasticjob_operator.model.cluster.pods import parse_pod
+from elasticjob_operator.model.cluster.raw import timestamp
 from elasticjob_operator.model.observed import LinkView, Observed
-from elasticjob_operator.model.pods import parse_pod
-from elasticjob_operator.model.raw import timestamp
-from elasticjob_operator.node_leases import NodeLeases
-from elasticjob_operator.observe import STARTING_SECONDS, SUSPECT_SECONDS, observe
+from elasticjob_operator.observation.job_memory import JobMemory
+from elasticjob_operator.observation.observe import STARTING_SECONDS, SUSPECT_SECONDS, observe
 from elasticjob_operator.plan.context import LEASE_LATE_SECONDS, LONGEST_POLL_SECONDS, ReconcileContext
-from elasticjob_operator.plan.job_end import declared_outcome
-from elasticjob_operator.plan.starts import FIRST_START_RETRY, unchanged_starts
-from elasticjob_operator.pod_sightings import PodSightings
+from elasticjob_operator.plan.life_cycle.job_end import declared_outcome
+from elasticjob_operator.plan.pods.start_attempts import FIRST_START_RETRY, unchanged_starts
 from elasticjob_operator.steady_clock import MAX_SLEW, SteadyClock
+from elasticjob_operator.watch.lost_nodes import FIRST_RETURN_CHECK, LONGEST_RETURN_CHECK
+from elasticjob_operator.watch.node_leases import NodeLeases
+from elasticjob_operator.watch.pod_sightings import PodSightings
 from support.operator_build import (
     NOW,
     UID,

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
-from elasticjob.contract.failure_rules import parse_rules
-from elasticjob.contract.messages import HangAction, RestartStrategy, RoundSettings, SuccessPolicy
-from elasticjob.contract.names import Backend
+from elasticjob._runtime.contract.failures.failure_rules import parse_rules
+from elasticjob._runtime.contract.messages import HangAction, RestartStrategy, RoundSettings, SuccessPolicy
+from elasticjob._runtime.contract.names import Backend
+from elasticjob_operator.model.job.spec import CleanPods, GangProvider, JobSpec, Placement, PodReplacement, parse_spec
 from elasticjob_operator.model.observed import parse_job
-from elasticjob_operator.model.spec import CleanPods, GangProvider, JobSpec, Placement, PodReplacement, parse_spec
 from support.operator_build import raw_job
 
 CRD = yaml.safe_load((Path(__file__).resolve().parents[3] / "crds/elasticjobs.in.yaml").read_text())

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from elasticjob.contract.names import Role
+from elasticjob._runtime.contract.names import Role
 from elasticjob_operator.kube import EVENTS, Page, Refused, Resource
-from elasticjob_operator.model.pods import Pod, parse_pod
-from elasticjob_operator.start_warnings import FIRST_READ, LONGEST_INTERVAL, MAX_EVENT_PAGES, StartWarnings
+from elasticjob_operator.model.cluster.pods import Pod, parse_pod
+from elasticjob_operator.observation.start_warnings import FIRST_READ, LONGEST_INTERVAL, MAX_EVENT_PAGES, StartWarnings
 from support.operator_build import NOW, worker
 from support.operator_cluster import Cluster
 

@@ -11,11 +11,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticjob.contract.names import RoundId
-from elasticjob.local.job_schema import find_mistakes
-from elasticjob_operator.model.observed import Observed
-from elasticjob_operator.model.status import parse_status
-from elasticjob_operator.model.status_lists import (
+from elasticjob._runtime.contract.names import RoundId
+from elasticjob._runtime.local.manifest.job_schema import find_mistakes
+from elasticjob_operator.model.job.status import parse_status
+from elasticjob_operator.model.job.status_lists import (
     MAX_INDICES,
     incarnation_ranges,
     index_ranges,
@@ -25,6 +24,7 @@ from elasticjob_operator.model.status_lists import (
     round_object,
     without_lists,
 )
+from elasticjob_operator.model.observed import Observed
 from support.operator_build import NOW, STATUS_SCHEMA, Raw, job, run, status, status_of
 
 NODES = 4096

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from elasticjob.contract.messages import EndReason, FailureClass, Outcome, RoundPhase, Termination
-from elasticjob.contract.names import Role, RoundId
-from elasticjob_operator import observe as observe_module
+from elasticjob._runtime.contract.messages import EndReason, FailureClass, Outcome, RoundPhase, Termination
+from elasticjob._runtime.contract.names import Role, RoundId
 from elasticjob_operator.kube import EVENTS, Refused, Resource
+from elasticjob_operator.model.cluster.pods import Pod, parse_pod
 from elasticjob_operator.model.observed import Observed
-from elasticjob_operator.model.pods import Pod, parse_pod
-from elasticjob_operator.plan.failures import pod_record
-from elasticjob_operator.stop_causes import MAX_READS, StopCauses, stop_cause
+from elasticjob_operator.observation import observe as observe_module
+from elasticjob_operator.observation.stop_causes import MAX_READS, StopCauses, stop_cause
+from elasticjob_operator.plan.failure_policy.failures import pod_record
 from support.operator_build import (
     NOW,
     Raw,

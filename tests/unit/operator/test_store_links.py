@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from elasticjob.contract.messages import Message, OperatorView, Report, RoundSettings
-from elasticjob.control_link.link import LinkError, LinkRefused, Welcome
-from elasticjob_operator import store_links as links_module
+from elasticjob._runtime.contract.messages import Message, OperatorView, Report, RoundSettings
+from elasticjob._runtime.control_link.link import LinkError, LinkRefused, Welcome
 from elasticjob_operator.lease import RENEW_DEADLINE
+from elasticjob_operator.links import store_links as links_module
+from elasticjob_operator.links.report_frames import ReportSource
+from elasticjob_operator.links.store_links import LinkConnection, StoreLinks
+from elasticjob_operator.links.view_generation import RAISE_AFTER
 from elasticjob_operator.plan import StoreAddress
-from elasticjob_operator.report_frames import ReportSource
-from elasticjob_operator.store_links import LinkConnection, StoreLinks
-from elasticjob_operator.view_generation import RAISE_AFTER
 from support.operator_build import gathering, report, standby_report, worker
 
 KEY = ("ns", "bert")

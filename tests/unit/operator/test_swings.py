@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from elasticjob_operator.plan import indices
 from elasticjob_operator.plan.context import ReconcileContext
+from elasticjob_operator.plan.pods import indices
 from support import operator_swings
 from support.operator_swings import play_swings
 

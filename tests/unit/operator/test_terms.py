@@ -13,19 +13,19 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 
-from elasticjob.daemon_threads import DaemonExecutor
+from elasticjob._runtime.system.daemon_threads import DaemonExecutor
 from elasticjob_operator import __main__ as operator_main
 from elasticjob_operator import lease
 from elasticjob_operator.__main__ import CRD_NAME, NEWEST_STATUS_FIELD, CannotStart, Operator, check_crd, run
-from elasticjob_operator.controller import Controller
 from elasticjob_operator.kube import CRDS, LEASES, Refused, Resource, Unclear
 from elasticjob_operator.lease import Election
 from elasticjob_operator.loop_thread import LoopThread
+from elasticjob_operator.model.cluster.raw import moment
 from elasticjob_operator.model.observed import JobKey
-from elasticjob_operator.model.raw import moment
+from elasticjob_operator.reconcile.controller import Controller
 from elasticjob_operator.settings import OperatorSettings
-from elasticjob_operator.watch_cache import WatchCache
-from elasticjob_operator.watches import Watches
+from elasticjob_operator.watch.watch_cache import WatchCache
+from elasticjob_operator.watch.watches import Watches
 from support.operator_world import Api
 
 

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from elasticjob.contract.messages import Outcome
-from elasticjob.contract.names import Label, Role
-from elasticjob_operator.controller import FIRST_READ_SECONDS, Controller
-from elasticjob_operator.events import Recorder
-from elasticjob_operator.job_memory import LONGEST_RETRY, READ_SECONDS
-from elasticjob_operator.keys import JobKeys
+from elasticjob._runtime.contract.messages import Outcome
+from elasticjob._runtime.contract.names import Label, Role
 from elasticjob_operator.kube import JOBS, PODS, SERVICES, Page
-from elasticjob_operator.model.nodes import NodeWarning
+from elasticjob_operator.model.cluster.nodes import NodeWarning
 from elasticjob_operator.model.observed import JobKey
-from elasticjob_operator.watch_cache import WatchCache
+from elasticjob_operator.observation.job_memory import LONGEST_RETRY, READ_SECONDS
+from elasticjob_operator.reconcile.controller import FIRST_READ_SECONDS, Controller
+from elasticjob_operator.reconcile.events import Recorder
+from elasticjob_operator.reconcile.keys import JobKeys
+from elasticjob_operator.watch.watch_cache import WatchCache
 from support.operator_build import NOW, UID, raw_job
 from support.operator_watch import Watch
 from support.operator_world import Api, FakeStoreLinks, Node, World, copied, job_status

@@ -13,17 +13,17 @@ import pytest
 from aiohttp import web
 from kubernetes.aio import client as kubernetes_client
 
-from elasticjob_operator import handlers, watches
 from elasticjob_operator.kube import JOBS, NODES, PODS, KubeError, NotFound, Page, Refused, Resource, Unclear
 from elasticjob_operator.kube import client as kube_client
 from elasticjob_operator.kube.api import KUEUE_WORKLOADS
 from elasticjob_operator.kube.client import KubeClient
 from elasticjob_operator.kube.errors import error_from
-from elasticjob_operator.model.notices import NoticeKeys
+from elasticjob_operator.model.cluster.notices import NoticeKeys
 from elasticjob_operator.model.observed import JobKey
-from elasticjob_operator.node_events import NodeEvents
-from elasticjob_operator.watch_cache import WatchCache
-from elasticjob_operator.watches import MAX_WATCH_FAILURE, Watches
+from elasticjob_operator.watch import handlers, watches
+from elasticjob_operator.watch.node_events import NodeEvents
+from elasticjob_operator.watch.watch_cache import WatchCache
+from elasticjob_operator.watch.watches import MAX_WATCH_FAILURE, Watches
 from support.operator_build import UID, raw_job, raw_pod
 
 Raw = dict[str, Any]

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from elasticjob_operator.workqueue import FIRST_BACKOFF, LONGEST_BACKOFF, Schedule, WorkQueue
+from elasticjob_operator.queue.workqueue import FIRST_BACKOFF, LONGEST_BACKOFF, Schedule, WorkQueue
 
 
 def schedule() -> Schedule[str]:

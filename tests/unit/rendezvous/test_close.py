@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elasticjob.contract.messages import (
+from elasticjob._runtime.contract.messages import (
     Close,
     Closed,
     EndReason,
@@ -17,7 +17,7 @@ from elasticjob.contract.messages import (
     Standby,
     WorkersSucceeded,
 )
-from elasticjob.rendezvous.state import RECONNECT_GRACE, NodeMessage
+from elasticjob._runtime.rendezvous.state import RECONNECT_GRACE, NodeMessage
 from support.rounds import Job, membership_of
 
 GRACE = 2 * RECONNECT_GRACE

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from elasticjob.contract.messages import MemberState, PodState, RoundPhase, RoundSettings, Standby, WorkersStopped
-from elasticjob.rendezvous import rounds
-from elasticjob.rendezvous.confirmation import CONFIRMATION_SECONDS
-from elasticjob.rendezvous.state import RECOVERY_TIMEOUT, STOP_TIMEOUT, NewerStoreSeen, OperatorViewReceived
+from elasticjob._runtime.contract.messages import (
+    MemberState,
+    PodState,
+    RoundPhase,
+    RoundSettings,
+    Standby,
+    WorkersStopped,
+)
+from elasticjob._runtime.rendezvous.rounds import rounds
+from elasticjob._runtime.rendezvous.rounds.confirmation import CONFIRMATION_SECONDS
+from elasticjob._runtime.rendezvous.state import RECOVERY_TIMEOUT, STOP_TIMEOUT, NewerStoreSeen, OperatorViewReceived
 from support.rounds import Job, membership_of, pods
 
 SETTINGS = RoundSettings(min_nodes=1, max_nodes=4, target=4)

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from elasticjob.contract.failure_rules import FailureAction, FailureRule
-from elasticjob.contract.messages import (
+from elasticjob._runtime.contract.failures.failure_rules import FailureAction, FailureRule
+from elasticjob._runtime.contract.messages import (
     EndReason,
     Failure,
     FailureClass,

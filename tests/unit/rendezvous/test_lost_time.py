@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from elasticjob.contract.messages import Failure, FailureClass, LostTime, TrainingProgress, WorkersFailed
-from elasticjob.rendezvous import lost_time, recovery_times
-from elasticjob.rendezvous.state import CoordinatorEvent
+from elasticjob._runtime.contract.messages import Failure, FailureClass, LostTime, TrainingProgress, WorkersFailed
+from elasticjob._runtime.rendezvous.observations import lost_time, recovery_times
+from elasticjob._runtime.rendezvous.state import CoordinatorEvent
 from support.rounds import Job, pods
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from elasticjob.contract.messages import (
+from elasticjob._runtime.contract.messages import (
     EndingPod,
     LastMembership,
     MachineEnd,
@@ -16,8 +16,8 @@ from elasticjob.contract.messages import (
     StandbyStore,
     StoreActive,
 )
-from elasticjob.rendezvous.machine_ends import EARLIER_SECONDS
-from elasticjob.rendezvous.state import NodeDisconnected, NodeMessage, OperatorViewReceived, initial_state
+from elasticjob._runtime.rendezvous.node_ends import EARLIER_SECONDS
+from elasticjob._runtime.rendezvous.state import NodeDisconnected, NodeMessage, OperatorViewReceived, initial_state
 from support.rounds import SETTINGS, Job, agent_id, announcement, job_of, membership_of, pods
 
 CLOCK = 5_000_000.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from elasticjob.contract.messages import (
+from elasticjob._runtime.contract.messages import (
     ANY_INDEX,
     Announce,
     Close,
@@ -17,8 +17,8 @@ from elasticjob.contract.messages import (
     Standby,
     StartRound,
 )
-from elasticjob.contract.names import BEFORE_ROUNDS
-from elasticjob.rendezvous.state import NodeDisconnected, NodeMessage
+from elasticjob._runtime.contract.names import BEFORE_ROUNDS
+from elasticjob._runtime.rendezvous.state import NodeDisconnected, NodeMessage
 from support.rounds import SETTINGS, Job, agent_id, announcement, pods
 
 

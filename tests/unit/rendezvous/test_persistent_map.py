@@ -7,8 +7,8 @@ import pickle
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticjob.rendezvous import persistent_map
-from elasticjob.rendezvous.persistent_map import PersistentMap, with_item
+from elasticjob._runtime.rendezvous import persistent_map
+from elasticjob._runtime.rendezvous.persistent_map import PersistentMap, with_item
 
 KEYS = st.integers(0, 200)
 

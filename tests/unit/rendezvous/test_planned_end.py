@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from elasticjob.contract.messages import (
+from elasticjob._runtime.contract.messages import (
     EndReason,
     EndRound,
     FailureClass,
@@ -17,8 +17,8 @@ from elasticjob.contract.messages import (
     StepReport,
     WorkersSucceeded,
 )
-from elasticjob.rendezvous.planned_end import STEP_REPORT_TIMEOUT
-from elasticjob.rendezvous.state import RECONNECT_GRACE, STOP_TIMEOUT
+from elasticjob._runtime.rendezvous.rounds.planned_end import STEP_REPORT_TIMEOUT
+from elasticjob._runtime.rendezvous.state import RECONNECT_GRACE, STOP_TIMEOUT
 from support.rounds import Job, membership_of, pods
 
 REASON = "1 node can join: j-2-0"

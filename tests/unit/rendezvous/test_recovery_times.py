@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from elasticjob.contract.messages import RecoverySeconds, RoundEnded
-from elasticjob.rendezvous import recovery_times
-from elasticjob.rendezvous.state import CoordinatorEvent
+from elasticjob._runtime.contract.messages import RecoverySeconds, RoundEnded
+from elasticjob._runtime.rendezvous.observations import recovery_times
+from elasticjob._runtime.rendezvous.state import CoordinatorEvent
 from support.rounds import Job, pods
 
 

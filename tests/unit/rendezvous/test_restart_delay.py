@@ -6,9 +6,16 @@ from typing import Any
 
 import pytest
 
-from elasticjob.contract.failure_rules import FailureAction, FailureRule
-from elasticjob.contract.messages import MemberState, Outcome, PodState, RoundPhase, WorkersFailed, WorkersStopped
-from elasticjob.rendezvous import rounds
+from elasticjob._runtime.contract.failures.failure_rules import FailureAction, FailureRule
+from elasticjob._runtime.contract.messages import (
+    MemberState,
+    Outcome,
+    PodState,
+    RoundPhase,
+    WorkersFailed,
+    WorkersStopped,
+)
+from elasticjob._runtime.rendezvous.rounds import rounds
 from support.rounds import Job, job_of, membership_of, pods
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from elasticjob.contract import codec
-from elasticjob.contract.messages import EndReason, Finish, Outcome, RestartStrategy, RoundPhase, RoundSettings
+from elasticjob._runtime.contract import codec
+from elasticjob._runtime.contract.messages import EndReason, Finish, Outcome, RestartStrategy, RoundPhase, RoundSettings
 from support.rounds import Job, agent_id, job_of, pods
 
 RECREATE: dict[str, Any] = {"restart_strategy": RestartStrategy.RECREATE}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elasticjob.contract.messages import Outcome
+from elasticjob._runtime.contract.messages import Outcome
 from support.rounds import job_of, pods
 
 

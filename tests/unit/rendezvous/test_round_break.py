@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from elasticjob.contract.messages import (
-    BreakRound,
-    LastMembership,
-    MemberState,
-    NodeResultsEnded,
-    RoundPhase,
-)
-from elasticjob.contract.names import RoundId
-from elasticjob.rendezvous.state import BREAK_TIMEOUT
+from elasticjob._runtime.contract.messages import BreakRound, LastMembership, MemberState, NodeResultsEnded, RoundPhase
+from elasticjob._runtime.contract.names import RoundId
+from elasticjob._runtime.rendezvous.state import BREAK_TIMEOUT
 from support.rounds import Job, agent_id, job_of
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from elasticjob.contract.messages import (
+from elasticjob._runtime.contract.messages import (
     EndReason,
     EndRound,
     Failure,
@@ -31,12 +31,12 @@ from elasticjob.contract.messages import (
     WorkersStopped,
     WorkersSucceeded,
 )
-from elasticjob.contract.names import RoundId
-from elasticjob.diagnosis import HANG_GRACE
-from elasticjob.rendezvous import rounds
-from elasticjob.rendezvous.decision import RoundDecision
-from elasticjob.rendezvous.stalls import STALL_REPORT_SECONDS
-from elasticjob.rendezvous.state import (
+from elasticjob._runtime.contract.names import RoundId
+from elasticjob._runtime.diagnosis import HANG_GRACE
+from elasticjob._runtime.rendezvous.decision import RoundDecision
+from elasticjob._runtime.rendezvous.observations.stalls import STALL_REPORT_SECONDS
+from elasticjob._runtime.rendezvous.rounds import rounds
+from elasticjob._runtime.rendezvous.state import (
     RECONNECT_GRACE,
     CoordinatorEvent,
     CoordinatorState,

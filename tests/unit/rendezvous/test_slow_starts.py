@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from elasticjob.contract.messages import (
+from elasticjob._runtime.contract.messages import (
     EndReason,
     LastMembership,
     MemberState,
@@ -17,7 +17,7 @@ from elasticjob.contract.messages import (
     Standby,
     WorkersStopped,
 )
-from elasticjob.rendezvous.state import NodeMessage
+from elasticjob._runtime.rendezvous.state import NodeMessage
 from support.rounds import SETTINGS, Job, agent_id, announcement, job_of, pods
 
 START, FORM = 3.0, 0.05

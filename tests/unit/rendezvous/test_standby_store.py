@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from elasticjob.contract.messages import (
+from elasticjob._runtime.contract.messages import (
     NO_STANDBY_STORE,
     Close,
     EndReason,
@@ -23,9 +23,9 @@ from elasticjob.contract.messages import (
     WorkersFailed,
     WorkersStopped,
 )
-from elasticjob.contract.names import RoundId
-from elasticjob.rendezvous import standby_store
-from elasticjob.rendezvous.state import (
+from elasticjob._runtime.contract.names import RoundId
+from elasticjob._runtime.rendezvous import standby_store
+from elasticjob._runtime.rendezvous.state import (
     RECONNECT_GRACE,
     RECOVERY_TIMEOUT,
     TAKEOVER_TIMEOUT,

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from elasticjob.contract.messages import (
+from elasticjob._runtime.contract.messages import (
     Failure,
     FailureClass,
     Finish,
@@ -25,9 +25,9 @@ from elasticjob.contract.messages import (
     WorkersStopped,
     WorkersSucceeded,
 )
-from elasticjob.contract.names import RoundId
-from elasticjob.rendezvous import rounds
-from elasticjob.rendezvous.state import LOST_TIMEOUT, MAX_ENDED_ROUNDS, NodeMessage, Tick
+from elasticjob._runtime.contract.names import RoundId
+from elasticjob._runtime.rendezvous.rounds import rounds
+from elasticjob._runtime.rendezvous.state import LOST_TIMEOUT, MAX_ENDED_ROUNDS, NodeMessage, Tick
 from support.rounds import SETTINGS, Job, agent_id, announcement, job_of, membership_of, pods
 
 FAILURE = Failure(FailureClass.KILLED, "j-0-0", 1.0)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from elasticjob.contract.messages import StepTimes, Straggler
-from elasticjob.rendezvous import stragglers
-from elasticjob.rendezvous.state import Round
+from elasticjob._runtime.contract.messages import StepTimes, Straggler
+from elasticjob._runtime.rendezvous.observations import stragglers
+from elasticjob._runtime.rendezvous.state import Round
 from support.rounds import Job, agent_id, pods
 
 

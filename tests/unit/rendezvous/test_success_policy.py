@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elasticjob.contract.messages import (
+from elasticjob._runtime.contract.messages import (
     EndReason,
     Finish,
     Outcome,
@@ -13,8 +13,8 @@ from elasticjob.contract.messages import (
     WorkersStopped,
     WorkersSucceeded,
 )
-from elasticjob.rendezvous import rounds
-from elasticjob.rendezvous.state import NodeMessage
+from elasticjob._runtime.rendezvous.rounds import rounds
+from elasticjob._runtime.rendezvous.state import NodeMessage
 from support.rounds import Job, agent_id, job_of
 
 

@@ -6,14 +6,14 @@ import resource
 
 import pytest
 
-from elasticjob.store.open_files import (
+from elasticjob._runtime.store.open_files import (
     connection_limit,
     raise_open_file_limit,
     too_few_connections,
     unauthenticated_bytes,
     unauthenticated_limit,
 )
-from elasticjob.store.wire import Limits
+from elasticjob._runtime.store.wire import Limits
 
 
 def test_the_soft_limit_becomes_the_hard_one_and_the_old_limits_are_returned() -> None:

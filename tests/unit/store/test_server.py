@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticjob.contract.names import StoreClients
-from elasticjob.store import wire
-from elasticjob.store.client import StoreClient
-from elasticjob.store.last_requests import MAX_SIZE, LastRequests
-from elasticjob.store.server import Peer, StoreServer
-from elasticjob.store.wire import Limits, Op
+from elasticjob._runtime.contract.names import StoreClients
+from elasticjob._runtime.store import wire
+from elasticjob._runtime.store.client import StoreClient
+from elasticjob._runtime.store.last_requests import MAX_SIZE, LastRequests
+from elasticjob._runtime.store.server import Peer, StoreServer
+from elasticjob._runtime.store.wire import Limits, Op
 
 HELLO = wire.request(Op.VALIDATE, number=wire.MAGIC)
 Start = Callable[..., Awaitable[tuple[StoreServer, int]]]

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from elasticjob.store.storage import Storage
-from elasticjob.store.wire import WireError
+from elasticjob._runtime.store.storage import Storage
+from elasticjob._runtime.store.wire import WireError
 
 COUNTS = [1000, 5461, 5462, 30_000]
 """Numbers of entries. A dict grows with the 5462nd."""

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticjob.store import reader as reader_module
-from elasticjob.store import wire
-from elasticjob.store.reader import KnownRequests, RequestReader
-from elasticjob.store.wire import Limits, Op, Request, WireError
+from elasticjob._runtime.store import reader as reader_module
+from elasticjob._runtime.store import wire
+from elasticjob._runtime.store.reader import KnownRequests, RequestReader
+from elasticjob._runtime.store.wire import Limits, Op, Request, WireError
 
 LIMITS = Limits(key=100, value=1000, count=10)
 KEY, VALUE = st.binary(max_size=20), st.binary(max_size=50)

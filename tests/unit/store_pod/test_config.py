@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from elasticjob.contract.messages import RoundSettings
-from elasticjob.contract.names import Env, StoreClients
-from elasticjob.store_pod.config import StoreConfig
+from elasticjob._runtime.contract.messages import RoundSettings
+from elasticjob._runtime.contract.names import Env, StoreClients
+from elasticjob._runtime.store_pod.config import StoreConfig
 
 VALID = {
     Env.RUN_ID: "run",

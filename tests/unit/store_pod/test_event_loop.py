@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from elasticjob.store_pod import event_loop
-from elasticjob.store_pod.event_loop import READY_AT_ONCE, TurnSelector
+from elasticjob._runtime.store_pod import event_loop
+from elasticjob._runtime.store_pod.event_loop import READY_AT_ONCE, TurnSelector
 
 MANY = READY_AT_ONCE * 5 // 4
 

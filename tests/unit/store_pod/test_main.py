@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob.contract.messages import RoundSettings
-from elasticjob.store_pod.main import count_container_start, store_limits
+from elasticjob._runtime.contract.messages import RoundSettings
+from elasticjob._runtime.store_pod.main import count_container_start, store_limits
 
 
 def test_container_starts_are_counted_in_the_state_directory(tmp_path: Path) -> None:

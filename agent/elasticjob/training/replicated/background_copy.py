@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from elasticjob.training.blocks.state_tree import PackedTree, write_tensors
+from elasticjob.training.snapshot_values.state_tree import PackedTree, write_tensors
 from elasticjob.training.update_guard import guard
 
 LOOK_INTERVAL = 0.1

@@ -8,9 +8,9 @@ from typing import Any, TypeAlias
 
 import torch
 
-from elasticjob.training.blocks.state_block import HEADER_SIZE, BlockHeader, data_start
-from elasticjob.training.blocks.state_tree import PackedTree, place_tree
-from elasticjob.training.blocks.tensor_bytes import TensorBytes
+from elasticjob._runtime.contract.snapshot_format.state_block import HEADER_SIZE, BlockHeader, data_start
+from elasticjob.training.snapshot_values.state_tree import PackedTree, place_tree
+from elasticjob.training.snapshot_values.tensor_bytes import TensorBytes
 from elasticjob.training.state_parts import state_of
 
 Place: TypeAlias = Callable[[int, int, torch.device], Any]

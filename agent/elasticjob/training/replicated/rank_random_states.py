@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from elasticjob._runtime.contract.snapshot_format.state_sources import NO_VERSION, Version
 from elasticjob.training import random_states, state_exchange
-from elasticjob.training.blocks.state_sources import NO_VERSION, Version
 from elasticjob.training.random_states import GENERATORS
 from elasticjob.training.replicated.rank_memory import RankMemory
 

@@ -12,18 +12,29 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, SupportsFloat, SupportsIndex
 
-from elasticjob.contract.memory_file import memory_file
-from elasticjob.contract.names import BEFORE_ROUNDS, Env
+from elasticjob._runtime.contract.names import BEFORE_ROUNDS, Env
+from elasticjob._runtime.contract.snapshot_format import state_file
+from elasticjob._runtime.contract.snapshot_format.commit_sequence import CommitSequence
+from elasticjob._runtime.contract.snapshot_format.state_block import (
+    ABSENT,
+    HEADER_SIZE,
+    NO_STEP,
+    BlockHeader,
+    data_start,
+)
+from elasticjob._runtime.contract.snapshot_format.state_sources import (
+    NO_VERSION,
+    Offer,
+    Transfer,
+    Version,
+    alike,
+    choose,
+    lost_steps,
+)
+from elasticjob._runtime.system.memory_file import memory_file
+from elasticjob._runtime.system.process_end import end_outdated_process
 from elasticjob.training import progress_channel, random_states, state_exchange
-from elasticjob.training.blocks import state_file
-from elasticjob.training.blocks.commit_sequence import CommitSequence
-from elasticjob.training.blocks.node_copies import COPIES, NodeCopies
-from elasticjob.training.blocks.state_block import ABSENT, HEADER_SIZE, NO_STEP, BlockHeader, data_start
-from elasticjob.training.blocks.state_sources import NO_VERSION, Offer, Transfer, Version, alike, choose, lost_steps
-from elasticjob.training.blocks.state_tree import PackedTree, write_tensors
-from elasticjob.training.blocks.state_values import refusal
 from elasticjob.training.devices import own_streams, synchronize_device
-from elasticjob.training.process_end import end_outdated_process
 from elasticjob.training.random_states import GENERATORS
 from elasticjob.training.replicated.background_copy import BackgroundCopy, LateTensors
 from elasticjob.training.replicated.frozen_parameters import FrozenParameters
@@ -32,6 +43,9 @@ from elasticjob.training.replicated.live_state import LiveState
 from elasticjob.training.replicated.rank_memory import RankMemory
 from elasticjob.training.replicated.rank_random_states import RankRandomStates
 from elasticjob.training.replicated.state_transfer import Loaded, transfer_state
+from elasticjob.training.snapshot_values.node_copies import COPIES, NodeCopies
+from elasticjob.training.snapshot_values.state_tree import PackedTree, write_tensors
+from elasticjob.training.snapshot_values.state_values import refusal
 from elasticjob.training.state_exchange import Exchange
 from elasticjob.training.state_parts import check_values, on_device_of, split_parts
 from elasticjob.training.update_guard import guard

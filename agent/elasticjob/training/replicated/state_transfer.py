@@ -8,15 +8,15 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeAlias
 
+from elasticjob._runtime.contract.snapshot_format import state_block
+from elasticjob._runtime.contract.snapshot_format.state_block import BlockHeader, data_start
+from elasticjob._runtime.contract.snapshot_format.state_sources import Source, Transfer
 from elasticjob.training import progress_channel
-from elasticjob.training.blocks import state_block
-from elasticjob.training.blocks.node_copies import NodeCopies
-from elasticjob.training.blocks.state_block import BlockHeader, data_start
-from elasticjob.training.blocks.state_sources import Source, Transfer
-from elasticjob.training.blocks.state_tree import unpack_tree
 from elasticjob.training.devices import synchronize_device
 from elasticjob.training.network_counters import busiest_interface, received_bytes
 from elasticjob.training.replicated.live_block import LiveBlock, Receive
+from elasticjob.training.snapshot_values.node_copies import NodeCopies
+from elasticjob.training.snapshot_values.state_tree import unpack_tree
 from elasticjob.training.state_exchange import PIECE, Exchange, pieces_of
 from elasticjob.training.update_guard import guard
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from elasticjob.training.blocks.state_block import HEADER_SIZE, BlockHeader
-from elasticjob.training.blocks.state_sources import Version
+from elasticjob._runtime.contract.snapshot_format.state_block import HEADER_SIZE, BlockHeader
+from elasticjob._runtime.contract.snapshot_format.state_sources import Version
 from elasticjob.training.sharded.shard_group import ShardGroup
 from elasticjob.training.sharded.shard_memory import ShardBuffers
 

@@ -15,7 +15,7 @@ import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.tensor import DTensor
 
-from elasticjob.training.blocks.state_block import ALIGNMENT
+from elasticjob._runtime.contract.snapshot_format.state_block import ALIGNMENT
 from elasticjob.training.sharded.sharded_parts import StateNames
 from elasticjob.training.sharded.strided_shards import is_strided, strided_range
 

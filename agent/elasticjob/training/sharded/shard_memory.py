@@ -9,12 +9,12 @@ from __future__ import annotations
 import mmap
 from collections.abc import Sequence
 
-from elasticjob.contract.memory_file import memory_file
+from elasticjob._runtime.contract.snapshot_format import state_block
+from elasticjob._runtime.contract.snapshot_format.state_block import BlockHeader
+from elasticjob._runtime.contract.snapshot_format.state_sources import Version
+from elasticjob._runtime.system.memory_file import memory_file
 from elasticjob.training import progress_channel
-from elasticjob.training.blocks import state_block
-from elasticjob.training.blocks.node_copies import COPIES
-from elasticjob.training.blocks.state_block import BlockHeader
-from elasticjob.training.blocks.state_sources import Version
+from elasticjob.training.snapshot_values.node_copies import COPIES
 
 BUFFERS = 2
 """For the own shard, and as many for another rank's."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from elasticjob._runtime.contract.snapshot_format.state_sources import Version
 from elasticjob.training import random_states
-from elasticjob.training.blocks.state_sources import Version
 from elasticjob.training.random_states import GENERATORS
 
 

@@ -19,8 +19,8 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from elasticjob.training.blocks import state_block
-from elasticjob.training.blocks.state_block import ALIGNMENT
+from elasticjob._runtime.contract.snapshot_format import state_block
+from elasticjob._runtime.contract.snapshot_format.state_block import ALIGNMENT
 from elasticjob.training.sharded.shard_group import PIECE, ShardGroup, bytes_tensor, tensor_bytes
 from elasticjob.training.sharded.shard_layout import PLAIN_TENSORS, ShardEntry, entry_tensor, sharded_parts
 from elasticjob.training.sharded.shard_sources import ShardPlace, nearest, replica_for

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from elasticjob.training.blocks.state_sources import NO_VERSION, Version
+from elasticjob._runtime.contract.snapshot_format.state_sources import NO_VERSION, Version
 
 
 @dataclass(frozen=True)

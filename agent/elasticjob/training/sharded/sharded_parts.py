@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from elasticjob.training.blocks.state_values import refusal
 from elasticjob.training.sharded_models import is_sharded_optimizer, is_sharded_tensor
+from elasticjob.training.snapshot_values.state_values import refusal
 
 StateNames = dict[str, dict[str, list[str]]]
 """Names of the tensors in an optimizer's state: optimizer, parameter, names."""

@@ -13,11 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from elasticjob._runtime.contract.snapshot_format.commit_sequence import CommitSequence
+from elasticjob._runtime.contract.snapshot_format.state_block import (
+    HEADER_SIZE,
+    BlockHeader,
+    data_start,
+    read_content,
+    read_header,
+)
+from elasticjob._runtime.contract.snapshot_format.state_sources import NO_VERSION, Version
 from elasticjob.training import progress_channel, random_states
-from elasticjob.training.blocks.commit_sequence import CommitSequence
-from elasticjob.training.blocks.state_block import HEADER_SIZE, BlockHeader, data_start, read_content, read_header
-from elasticjob.training.blocks.state_sources import NO_VERSION, Version
-from elasticjob.training.blocks.state_tree import PackedTree, unpack_tree
 from elasticjob.training.devices import synchronize_device
 from elasticjob.training.replicated.state import checked_step
 from elasticjob.training.sharded import shard_sources
@@ -29,6 +34,7 @@ from elasticjob.training.sharded.shard_random import restore_random_states
 from elasticjob.training.sharded.shard_reader import ShardReader
 from elasticjob.training.sharded.shard_sources import NO_SHARD, StoredShard
 from elasticjob.training.sharded.sharded_parts import ShardedParts
+from elasticjob.training.snapshot_values.state_tree import PackedTree, unpack_tree
 from elasticjob.training.state_parts import (
     check_values,
     object_refusal,

@@ -1,0 +1,98 @@
+"""`elasticjob agent -- COMMAND...`.
+
+The agent may be PID 1 of a container, and PID 1 ignores every signal without a handler: it installs its handlers first.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+
+from elasticjob._runtime.system.early_signals import catch, remember
+
+SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+"""torchrun's default; it covers the usual STOPSIGNAL of images. TORCHELASTIC_SIGNALS_TO_HANDLE overrides it."""
+_NOT_CAUGHT = (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD)
+
+
+def main(command: Sequence[str]) -> int:
+    """Run one agent with the user's command; end the process with its exit code, or return that of an error."""
+    return _run(command, *remember(signals(os.environ)))
+
+
+def _catch_instead(handled: Sequence[signal.Signals], names: str) -> list[signal.Signals]:
+    """Handle the signals in torchrun's --signals-to-handle instead of `handled`, with the same handler."""
+    wanted = signals({"TORCHELASTIC_SIGNALS_TO_HANDLE": names})
+    handler = signal.getsignal(handled[0]) if handled else signal.SIG_DFL
+    for number in set(handled) - set(wanted):
+        signal.signal(number, signal.SIG_DFL)
+    return catch(wanted, handler) if callable(handler) else list(wanted)
+
+
+def signals(env: Mapping[str, str]) -> list[signal.Signals]:
+    """Return the signals on which an agent leaves. The agent sends its workers the same signal."""
+    names = [name.strip() for name in env.get("TORCHELASTIC_SIGNALS_TO_HANDLE", SIGNALS).split(",")]  # as torch does
+    return [number for number in signal.Signals if number.name in names and number not in _NOT_CAUGHT]
+
+
+def _run(command: Sequence[str], early: Sequence[str], handled: Sequence[signal.Signals]) -> int:
+    import traceback
+
+    try:
+        from elasticjob._runtime.agent.config import UsageError, read_config, read_options
+        from elasticjob._runtime.agent.runner import Agent
+        from elasticjob._runtime.agent.start_workers.command import CommandError, parse_command, parse_own_agent_command
+        from elasticjob._runtime.agent.start_workers.shims.shim_callers import torchrun_interpreter
+        from elasticjob._runtime.contract.names import Backend, ExitCode
+        from elasticjob._runtime.system.daemon_threads import run_without_joining
+        from elasticjob._runtime.system.process_end import end_without_destructors
+    except ImportError as error:
+        return _refuse(f"{sys.executable} lacks what the agent needs: {error}: use an image with a complete Python")
+    try:
+        options = read_options(os.environ, command)
+        config = read_config(os.environ, options)
+        if names := options.get("signals-to-handle"):
+            handled = _catch_instead(handled, names)
+        parse = parse_own_agent_command if config.backend is Backend.C10D else parse_command
+        agent = Agent(config, parse(command, torchrun_interpreter(command[0]), os.environ), early, handled)
+    except (UsageError, CommandError) as error:
+        return _refuse(str(error))
+    except Exception as error:
+        # Until here everything depends on the image, the flags and the variables: another attempt ends the same way.
+        traceback.print_exc()
+        return _refuse(f"{type(error).__name__}: {error}")
+    try:
+        # Not by Python's finalization: workers of other nodes on this machine may form their next round now.
+        end_without_destructors(run_without_joining(agent.run()))
+    except Exception as error:
+        # Python's own exit code would be 1, which is the code of a failed job.
+        traceback.print_exc()
+        _write_error("AgentBroke", f"{type(error).__name__}: {error}")
+        return ExitCode.INTERNAL
+
+
+def _refuse(message: str) -> int:
+    """Print and record why the agent does not start; return the exit code of a usage error."""
+    from elasticjob._runtime.contract.names import ExitCode
+
+    print(f"elasticjob agent: {message}", file=sys.stderr)
+    _write_error("UsageError", message)
+    return ExitCode.USAGE
+
+
+def _write_error(reason: str, message: str) -> None:
+    import contextlib
+
+    with contextlib.suppress(OSError, ImportError):
+        from elasticjob._runtime.agent.reporting.termination_message import (
+            TERMINATION_LOG,
+            read_round,
+            write_termination,
+        )
+        from elasticjob._runtime.contract.messages import Outcome, Termination
+        from elasticjob._runtime.contract.names import Env
+
+        path = os.environ.get(Env.TERMINATION_LOG) or TERMINATION_LOG
+        write_termination(path, Termination(Outcome.ERROR, reason, read_round(path), message))

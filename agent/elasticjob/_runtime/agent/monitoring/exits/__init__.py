@@ -1,0 +1,1 @@
+"""How workers end: the exit seen early, its cause, and what an exiting process still holds."""

@@ -1,0 +1,244 @@
+"""Detect that this node is cut off: neither the coordinator nor more than half of its round's nodes answer.
+
+Every node of a round keeps one idle link to the round's store, on the node of group rank 0. That node counts the links
+and, once it is cut off, ends them and accepts no other, so that the nodes at their far ends find themselves cut off as
+well. The kernels at both ends of a link exchange keep-alive probes. If only the coordinator is unreachable the nodes
+continue to train: the store may be down. `machine.write_permission` has the decisions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Callable
+from types import NoneType
+
+from elasticjob._runtime.agent.state_machine.write_permission import permission_end
+from elasticjob._runtime.contract.messages import CutOffNotice, MemberLink, StartRound
+from elasticjob._runtime.contract.names import RoundId
+from elasticjob._runtime.control_link.link import ControlLink, LinkError, LinkGate, LinkRole, Welcome, connect
+from elasticjob._runtime.system.keep_alive import KeepAlive
+from elasticjob._runtime.system.loop_errors import background_task
+
+BACKOFF = 1.0
+"""Seconds between attempts to connect to the round's store."""
+TRUST_AFTER_CLOSE = 1.0
+"""Seconds for which a coordinator that closes its link still counts. Its successor waits as long for this node
+(`rendezvous.state.TAKEOVER_TIMEOUT`)."""
+ANSWER_INTERVAL = 0.05
+"""Seconds from one look at the age of the coordinator's last answer to the next, while this node is cut off."""
+LOSSES_TOGETHER = 0.05
+"""Seconds within which group rank 0 looks at its links, if it must and some are lost: a look at 4095 takes 13 ms."""
+LINK_DELAY = 0.2
+LINK_SPACING = 0.001
+"""Seconds from the start of a round to the first of these attempts, and more for each group rank: workers form their
+process group at that time, over the same store, which serves them before the link (`StoreServer.expect_nodes`). At most
+half of the time for which an answer counts: after all of it, a node without its link counts as cut off."""
+
+
+class ReachabilityMonitor:
+    """Calls `cut_off` when this node has had no permission to write since the last answers of the others.
+
+    The coordinator must say then whether the round goes on. It does for a node that connects anew; `greet_again` is
+    called when it answers over the link that the node still has.
+
+    `KeepAlive.trust` says for how long an answer counts: others must not begin a round before this node is frozen. What
+    keep-alive itself detects is too late for that. It may detect the loss of this side's link after the coordinator has
+    detected the same loss, and far later if data was sent meanwhile.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        key: bytes,
+        keep_alive: KeepAlive,
+        cut_off: Callable[[], None],
+        greet_again: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._run_id = run_id
+        self._key = key
+        self._keep_alive = keep_alive
+        self._cut_off = cut_off
+        self._greet_again = greet_again
+        self._coordinator: ControlLink | None = None
+        """The link to the coordinator, while there is one."""
+        self._coordinator_until = -math.inf
+        """Until when this node trusts in the coordinator, by the last answer that it has looked at; loop time."""
+        self._first_node: ControlLink | None = None
+        """The link of this node to the round's store, while there is one and it is on another node."""
+        self._links: dict[tuple[RoundId, int], ControlLink] = {}
+        """Links of other nodes to the stores of this node, by round and group rank."""
+        self._is_cut_off = False
+        """Whether this node has been cut off in this round, and has not reached a coordinator since."""
+        self._round: StartRound | None = None
+        self._ended = RoundId(0, 0, 0)
+        """The last round that ended while there was a coordinator."""
+        self._start_until = -math.inf
+        """Until when links to other nodes may take to come up; loop time."""
+        self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def gate(self) -> LinkGate:
+        """Return the gate through which a process-group store of this node accepts links of other nodes."""
+        return LinkGate(Welcome(self._run_id, 0, 0), {LinkRole.NODE: self._key}, self._serve, self._keep_alive)
+
+    def coordinator_link_changed(self, link: ControlLink | None) -> None:
+        """Note that the link to the coordinator is up; None: it is lost."""
+        lost, self._coordinator = self._coordinator, link
+        if link is not None:
+            self._is_cut_off = False
+        elif lost is not None and not lost.lost_by_keep_alive:
+            # The kernel of a coordinator that has closed the link is the last that answered.
+            self._coordinator_until = self._now() + min(self._keep_alive.trust, TRUST_AFTER_CLOSE)
+        self._check_within()
+
+    def begin_round(self, start: StartRound) -> None:
+        """Monitor a round that begins."""
+        self.end_round()
+        self._round = start
+        self._end_links(lambda round_id: round_id < start.round)
+        self._start_until = self._now() + self._keep_alive.trust
+        if start.group_rank > 0:
+            self._task = background_task(self._keep_link(start))
+        self._check_within()
+
+    def end_round(self) -> None:
+        """Stop monitoring the round: it has ended or is about to.
+
+        The other nodes cannot count on this one any more, unless it has no coordinator that could begin another round.
+        """
+        if self._round is not None and self._coordinator is not None:
+            self._ended = self._round.round
+            self._end_links(lambda round_id: round_id <= self._ended)
+        self._round, self._first_node = None, None
+        self._is_cut_off = False
+        self._set_timer(None)
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    # ---- both sides of the links
+
+    async def _keep_link(self, start: StartRound) -> None:
+        """Keep a link to the store on group rank 0."""
+        await asyncio.sleep(min(LINK_DELAY + start.group_rank * LINK_SPACING, self._keep_alive.trust / 2))
+        while True:
+            with contextlib.suppress(OSError, LinkError):
+                link = await connect(
+                    start.master_addr, start.master_port, role=LinkRole.NODE, key=self._key, run_id=self._run_id,
+                    keep_alive=self._keep_alive,
+                )  # fmt: skip
+                try:
+                    link.send(MemberLink(start.round, start.group_rank))
+                    self._first_node = link
+                    await self._until_closed(link)
+                finally:
+                    link.close()
+                self._first_node = None
+                self._check_within()
+            await asyncio.sleep(BACKOFF)
+
+    async def _until_closed(self, link: ControlLink) -> None:
+        with contextlib.suppress(LinkError):
+            while not isinstance(await link.receive(), (CutOffNotice, NoneType)):
+                pass
+
+    async def _serve(self, link: ControlLink) -> None:
+        """Hold a link that another node keeps to a store of this node."""
+        member = await link.receive()
+        if not isinstance(member, MemberLink):
+            return
+        present = self._round.round if self._round is not None else self._ended
+        if member.round <= self._ended or member.round < present or (self._is_cut_off and member.round == present):
+            link.send(CutOffNotice())
+            return
+        key = (member.round, member.group_rank)
+        self._links[key] = link
+        try:
+            await self._until_closed(link)
+        finally:
+            # The node may have a newer link already.
+            if self._links.get(key) is link:
+                del self._links[key]
+                self._check_within(LOSSES_TOGETHER)
+
+    # ---- the decision
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def _trusted_until(self, link: ControlLink) -> float:
+        return self._now() - link.seconds_since_answer() + self._keep_alive.trust
+
+    def _coordinator_end(self) -> float:
+        """Return until when this node trusts in the coordinator; loop time."""
+        if self._coordinator is not None:
+            # A link that closes in this moment has no age; its last answer counts.
+            self._coordinator_until = max(self._coordinator_until, self._trusted_until(self._coordinator))
+        return self._coordinator_until
+
+    def _links_of(self, start: StartRound) -> dict[int, ControlLink]:
+        """Return the links to other nodes, by group rank."""
+        links = {rank: link for (round_id, rank), link in self._links.items() if round_id == start.round}
+        return links if self._first_node is None else {**links, 0: self._first_node}
+
+    def _check_within(self, seconds: float = 0.0) -> None:
+        """Check in so many seconds, or earlier: once, however many links are lost until then."""
+        at = self._now() + seconds
+        if self._round is not None and not self._is_cut_off and (self._timer is None or self._timer.when() > at):
+            self._set_timer(at)
+
+    def _set_timer(self, at: float | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if at is None else asyncio.get_running_loop().call_at(at, self._check)
+
+    def _check(self) -> None:
+        """Give up, or check again when the permission of this node might end. Looks at other nodes only if it must."""
+        start, now, at = self._round, self._now(), self._coordinator_end()
+        if start is None:
+            return
+        if at <= now:
+            links = self._links_of(start)
+            ends = {rank: self._trusted_until(link) for rank, link in links.items()}
+            end = max(permission_end(start.group_rank, start.group_world_size, at, ends), self._start_until)
+            if end <= now:
+                self._give_up(start)
+                return
+            at = end - self._keep_alive.repair_time
+            if at <= now:
+                at = end
+                silent = now + self._keep_alive.repair_time
+                self._ask(start, [link for rank, link in links.items() if ends[rank] <= silent])
+        self._set_timer(at if at < math.inf else None)
+
+    def _ask(self, start: StartRound, links: list[ControlLink]) -> None:
+        """Send data over links that had no answer: TCP repeats it soon, and a lost probe only with the next one."""
+        for link in links:
+            link.send(MemberLink(start.round, start.group_rank))
+
+    def _give_up(self, start: StartRound) -> None:
+        """End the links of the other nodes, which then cannot count on this one, and report that it is cut off."""
+        self._set_timer(None)
+        self._is_cut_off = True
+        self._end_links(lambda round_id: round_id == start.round)
+        self._cut_off()
+        self._look_for_answer()
+
+    def _end_links(self, of: Callable[[RoundId], bool]) -> None:
+        for (round_id, _), link in tuple(self._links.items()):
+            if of(round_id):
+                link.send(CutOffNotice())
+                link.close()
+
+    def _look_for_answer(self) -> None:
+        """Greet the coordinator once it answers again, unless keep-alive ends the link first."""
+        if self._coordinator is None or not self._is_cut_off:
+            return
+        if self._coordinator.seconds_since_answer() < self._keep_alive.trust:
+            self._is_cut_off = False
+            self._check_within()
+            self._greet_again()
+        else:
+            asyncio.get_running_loop().call_later(ANSWER_INTERVAL, self._look_for_answer)

@@ -1,0 +1,1 @@
+"""What workers do: steps, hangs, start times, and what their scripts report."""

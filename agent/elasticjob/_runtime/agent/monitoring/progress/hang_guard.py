@@ -1,0 +1,54 @@
+"""What ends a hang where the job has no hangPolicy and torch's own time-out is off, and the texts about it. Pure.
+
+A process whose function can be called again keeps torch from ending it (`elasticjob.inprocess.timeout_guard`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from elasticjob._runtime.contract.restart_messages import Guarded
+
+_CHOOSE = "set hangPolicy to choose the time without a step that ends it"
+
+
+@dataclass(frozen=True)
+class HangGuard:
+    """The guard of a node's workers. Its time-out is the one of torch's process groups."""
+
+    seconds: float
+    by_collectives: bool
+    """The workers find overdue collectives. False: only their steps show a hang."""
+
+    @property
+    def step_timeout(self) -> float:
+        """Seconds without a step that are a hang; 0 if steps need not be watched."""
+        return 0.0 if self.by_collectives else self.seconds
+
+    @property
+    def status(self) -> str:
+        """`status.hangGuard`."""
+        if self.by_collectives:
+            return f"a collective that exceeds torch's time-out ({self.seconds:g} s) ends the round; {_CHOOSE}"
+        return (
+            f"no step for {self.seconds:g} s, torch's time-out of collectives, ends the round; with this version of "
+            f"torch a script that reports no steps (elasticjob.progress, State) has no guard; {_CHOOSE}"
+        )
+
+    @property
+    def cause(self) -> str:
+        """Why the round ended, for the text of the failure."""
+        what = "a collective has exceeded its time-out" if self.by_collectives else "no step"
+        return f"{what} ({self.seconds:g} s, torch's, because spec.hangPolicy is not set)"
+
+
+def guard_of(reports: Iterable[Guarded], *, hang_policy: bool) -> HangGuard | None:
+    """Return the guard of a node, of whose workers each has sent its last report; None if it has none.
+
+    A hangPolicy is the user's choice, and replaces it.
+    """
+    found = list(reports)
+    if hang_policy or not found:
+        return None
+    return HangGuard(min(r.seconds for r in found), all(r.by_collectives for r in found))

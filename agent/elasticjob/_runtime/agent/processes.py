@@ -1,0 +1,238 @@
+"""Processes of this node: reap children as PID 1 must, and find and signal the descendants of a worker (Linux)."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import socket
+import struct
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from elasticjob._runtime.contract.names import Env
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_FLAGS, _THREADS, _EXIT_CODE = 6, 17, 49
+"""Indices in `_stat` of the kernel's flags, of the number of threads, and of the status that waitpid will return."""
+_PF_EXITING = 4
+"""The flag of a thread that the kernel ends: it runs no more code of its program, and no more system calls."""
+MAX_OOM_SCORE = 1000
+"""The oom_score_adj of a process that the kernel kills before all others (proc(5))."""
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def become_subreaper() -> None:
+    """Adopt orphaned descendants as children, as PID 1 does."""
+    if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to SIGKILL this process when its parent ends. Safe between fork and exec."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def child_setup(open_files: tuple[int, int]) -> Callable[[], None]:
+    """Return what a child runs between fork and exec: `die_with_parent`, and its limits (soft, hard) of open files.
+
+    The agent raises its own limit for its store. A program with a high one may be slow, or break in `select`.
+    """
+
+    def set_up() -> None:
+        die_with_parent()
+        resource.setrlimit(resource.RLIMIT_NOFILE, open_files)
+
+    return set_up
+
+
+def peer_pid(peer: socket.socket) -> int:
+    """Return the process at the other end of a Unix socket (SO_PEERCRED)."""
+    pid: int = struct.unpack("iII", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+    return pid
+
+
+def reap() -> list[tuple[int, int]]:
+    """Reap all children that have ended; return (pid, exit code), negative for a signal as in `subprocess`."""
+    ended = []
+    with suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                break
+            ended.append((pid, os.waitstatus_to_exitcode(status)))
+    return ended
+
+
+def signal_group(leader: int, number: signal.Signals) -> None:
+    """Signal a process group; signal only the leader, a child that is not reaped, while it has no group of its own.
+
+    A fork of the fork server is a child of the agent a moment before it leads its group.
+    """
+    try:
+        os.killpg(leader, number)
+    except ProcessLookupError:
+        signal_one(leader, number)
+    except PermissionError:
+        pass
+
+
+def descendants(root: int, *, without: Iterable[int] = ()) -> set[int]:
+    """Return the live processes below `root`, without the processes in `without` and their descendants.
+
+    Processes of `kubectl exec` that have lost their parent are children of the agent, and are no descendants of it.
+    """
+    excluded, found, todo = set(without), set[int](), [root]
+    if root == os.getpid():
+        excluded |= {pid for pid in _children(root) if _entered_container(pid)}
+    while todo:
+        for child in _children(todo.pop()):
+            if child not in excluded and child not in found:
+                found.add(child)
+                todo.append(child)
+    return {pid for pid in found if not _ended(_stat(pid))}
+
+
+def exit_of(pid: int) -> int | None:
+    """Return the exit code, as `reap`, of a child whose threads have all begun to end; None if one has not.
+
+    The kernel frees what such a process holds, and nothing of its program runs. The code is 0 if /proc does not show
+    it, as that of another user's process.
+    """
+    with suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            stat = _stat(f"{pid}/task/{task.name}")
+            if stat and not int(stat[_FLAGS]) & _PF_EXITING:
+                return None
+    fields = _stat(pid)
+    return os.waitstatus_to_exitcode(int(fields[_EXIT_CODE])) if fields else 0
+
+
+def has_ended(pid: int) -> bool:
+    """Return whether a child holds nothing any more: it is reaped, or only has to be."""
+    return _ended(_stat(pid))
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a process was stopped by a signal, such as SIGSTOP, and runs no code until SIGCONT."""
+    stat = _stat(pid)
+    return bool(stat) and stat[0] == "T"
+
+
+def cleaners(pids: Iterable[int]) -> tuple[set[int], set[int]]:
+    """Return those that remove what others leave in shared memory once those have ended, and those that may be ones.
+
+    The process that starts such a helper goes on while the kernel loads its program, and /proc does not show yet what
+    it will be.
+    """
+    commands = {pid: _command_line(pid) for pid in pids}
+    known = {pid for pid, command in commands.items() if _is_cleaner(command)}
+    return known, {pid for pid, command in commands.items() if _is_loading(pid, command)}
+
+
+def outside_session(pids: Iterable[int], leader: int) -> set[int]:
+    """Return the processes that are in another session than the leader's, without those that have been reaped."""
+    return {pid for pid in pids if (stat := _stat(pid)) and stat[3] != str(leader)}
+
+
+def kill(pids: Iterable[int]) -> None:
+    """Send SIGKILL to each process that still exists."""
+    for pid in pids:
+        signal_one(pid, signal.SIGKILL)
+
+
+def kill_with_children(pid: int) -> None:
+    """Send SIGKILL to a process and all it has started, except `cleaners`: they end by themselves after it.
+
+    What might have been one and is none runs on until the workers are stopped.
+    """
+    signal_one(pid, signal.SIGSTOP)  # it must start no more: children that lose it are children of the agent
+    below = descendants(pid)
+    kill({pid, *below}.difference(*cleaners(below)))
+
+
+def oom_score() -> int:
+    """Return this process's oom_score_adj, which its children inherit; 0 if unknown."""
+    try:
+        return int(Path("/proc/self/oom_score_adj").read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+def set_oom_score(pid: int, score: int) -> None:
+    """Set how soon the kernel kills a process when memory runs out, if it may: 0 for most, up to MAX_OOM_SCORE."""
+    with suppress(OSError):
+        Path(f"/proc/{pid}/oom_score_adj").write_text(str(score))
+
+
+def signal_one(pid: int, number: signal.Signals) -> None:
+    """Signal a process, unless it has ended."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
+def open_files(process: Path) -> dict[str, str]:
+    """Return the paths of a process's open files by number; `process` is its folder in /proc. Empty if unreadable."""
+    found: dict[str, str] = {}
+    with suppress(OSError):
+        for descriptor in (process / "fd").iterdir():
+            with suppress(OSError):  # closed since; the listing's own descriptor is
+                found[descriptor.name] = str(descriptor.readlink())
+    return found
+
+
+def _entered_container(pid: int) -> bool:
+    """Return whether a process has the container's own variables: the agent takes its key out of those of workers."""
+    try:
+        return f"\0{Env.NODE_KEY}=".encode() in b"\0" + Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    with suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(OSError):  # a thread that has ended; its children belong to another one
+                found += map(int, (task / "children").read_text().split())
+    return found
+
+
+def _ended(stat: list[str]) -> bool:
+    """Return whether no thread runs. The first thread's state is Z already if it has ended before the others."""
+    return not stat or stat[0] == "X" or (stat[0] == "Z" and int(stat[_THREADS]) <= 1)
+
+
+def _is_cleaner(argv: list[bytes]) -> bool:
+    """Return whether this is the command line of multiprocessing's or loky's resource tracker, or torch's manager."""
+    return b"resource_tracker import main" in b"".join(argv[1:]) or argv[0].endswith(b"torch_shm_manager")
+
+
+def _is_loading(pid: int, command: list[bytes]) -> bool:
+    """Return whether a process of this command line is in execve, after its old memory and before its new arguments.
+
+    One that ends has no command line either.
+    """
+    stat = _stat(pid) if command == [b""] else []
+    return bool(stat) and not _ended(stat) and not int(stat[_FLAGS]) & _PF_EXITING
+
+
+def _command_line(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return [b""]
+
+
+def _stat(pid: int | str) -> list[str]:
+    """Return the fields of /proc/PID/stat from the third (the state) on; empty when the process has ended.
+
+    `PID/task/TID` names a thread.
+    """
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return []

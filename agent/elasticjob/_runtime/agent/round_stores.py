@@ -1,0 +1,64 @@
+"""The process-group stores of one agent: of the running round, of the next one, and of the last one for a while."""
+
+from __future__ import annotations
+
+import logging
+
+from elasticjob._runtime.contract.messages import StartRound
+from elasticjob._runtime.store.open_files import (
+    connection_limit,
+    too_few_connections,
+    unauthenticated_bytes,
+    unauthenticated_limit,
+)
+from elasticjob._runtime.store.server import StoreServer
+
+log = logging.getLogger(__name__)
+
+
+class RoundStores:
+    """Stores in the order of their rounds. The last round's stays up: other nodes may still use it while they stop."""
+
+    def __init__(self) -> None:
+        self._stores: list[StoreServer] = []
+
+    @property
+    def oldest(self) -> StoreServer:
+        return self._stores[0]
+
+    @property
+    def newest(self) -> StoreServer:
+        """The store of the next round, and of this round from its start to its end."""
+        return self._stores[-1]
+
+    def add(self, store: StoreServer) -> None:
+        """Keep a store that serves; it is the newest one."""
+        self._stores.append(store)
+
+    async def close_older(self, current: StoreServer) -> None:
+        """Close the stores from before `current`, which may be closed already, by a later call.
+
+        The round of `current` may end meanwhile, so that it is not the newest one any more: its nodes still use it.
+        """
+        number = self._stores.index(current) if current in self._stores else 0
+        older, self._stores = self._stores[:number], self._stores[number:]
+        for store in older:
+            await store.close()
+
+    async def close(self) -> None:
+        """Close all stores."""
+        for store in self._stores:
+            await store.close()
+
+
+def admit_workers(store: StoreServer, start: StartRound, open_files: int) -> None:
+    """Make the store accept the connections of all workers of the round. `start` is that of group rank 0.
+
+    `open_files`: how many files this process may open. If they are too few for all workers, a warning is logged.
+    """
+    workers, nodes = start.world_size, start.group_world_size
+    limit, unauthenticated = connection_limit(workers, nodes, open_files), unauthenticated_limit(nodes, workers)
+    store.allow_connections(limit, unauthenticated, unauthenticated_bytes(unauthenticated))
+    store.expect_nodes(start.member_addresses)
+    if warning := too_few_connections(limit, workers, nodes):
+        log.warning("%s", warning)

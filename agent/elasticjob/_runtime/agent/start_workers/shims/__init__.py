@@ -1,0 +1,1 @@
+"""`python` and `torchrun` below a shell: programs that stand for a fork of the fork server."""

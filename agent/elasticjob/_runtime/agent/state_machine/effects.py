@@ -1,0 +1,149 @@
+"""Effects of an agent: the closed union that `decide` returns and `runner` carries out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from elasticjob._runtime.contract.messages import NodeToCoordinator, StartRound, Termination
+from elasticjob._runtime.contract.names import ExitCode, RoundId
+
+
+@dataclass(frozen=True)
+class Send:
+    """Send to the coordinator. Without a link the message is dropped: the next `greeting` carries the state."""
+
+    message: NodeToCoordinator
+
+
+@dataclass(frozen=True)
+class AdmitWorkers:
+    """Let the store that this node hosts for the round serve the workers of all its nodes."""
+
+    start: StartRound
+
+
+@dataclass(frozen=True)
+class LaunchWorkers:
+    """Start the round's workers; ends in `WorkersLaunched` or `WorkerEnded`."""
+
+    start: StartRound
+
+
+@dataclass(frozen=True)
+class StartAhead:
+    """Start workers ahead of a round: they run the script up to its function, and wait there. Ends in `StartedAhead`.
+
+    From then on they are parked like those of a round that has ended.
+    """
+
+    provisional: StartRound
+
+
+@dataclass(frozen=True)
+class HoldWorkers:
+    """Let no worker of the round pass its next report of a step; ends in `WorkersHeld`."""
+
+    round: RoundId
+
+
+@dataclass(frozen=True)
+class StopWorkersAt:
+    """Let the held workers continue to this step and exit there; ends in `LastStepMissed` if the hold has expired."""
+
+    round: RoundId
+    step: int
+
+
+@dataclass(frozen=True)
+class StopWorkers:
+    """SIGTERM, `grace` seconds, SIGKILL to every worker and its descendants; ends in `AllWorkersStopped`.
+
+    A worker whose function can be called again is interrupted instead of SIGTERM, and its process stays. With a grace
+    of 0 no other worker gets SIGTERM. During a stop: SIGKILL after `grace` seconds.
+    """
+
+    grace: float
+    for_good: bool = False
+    """No round follows on this node: no process stays."""
+    job_goes_on: bool = False
+    """The job goes on without this node: processes that wait for a next round end without running more of the script.
+    """
+    dump_stacks: bool = False
+    """Dump the workers' stacks before the first signal; ends in `StackReport`."""
+    at_once: bool = False
+    """Only SIGKILL: no process stays, and none copies its state."""
+    discard_state: bool = False
+    """What is in the memory of the node is not used any more."""
+
+
+@dataclass(frozen=True)
+class LeaveCollectives:
+    """Let the workers that wait with it break their collectives and leave them."""
+
+
+@dataclass(frozen=True)
+class DumpStacks:
+    """Dump the stacks of the round's workers, which continue to run; ends in `StackReport`."""
+
+    round: RoundId
+
+
+@dataclass(frozen=True)
+class CheckHealth:
+    """Run the health checks of this node in the background; ends in `NodeUnhealthy` if one fails."""
+
+
+@dataclass(frozen=True)
+class FreezeWorkers:
+    """Stop every process of the workers with SIGSTOP, or continue it with SIGCONT."""
+
+    on: bool
+
+
+@dataclass(frozen=True)
+class StartLeaveTimer:
+    """Send `LeaveTimedOut` after `seconds`; replaces a timer that is running."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class SetMachineEnd:
+    """Let the workers of this round and of later ones know that this machine ends in `seconds`; None: it does not."""
+
+    seconds: float | None
+
+
+@dataclass(frozen=True)
+class Log:
+    """Write a line to the agent's log."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Exit:
+    """Write the termination message and exit. No worker is left."""
+
+    code: ExitCode
+    termination: Termination
+
+
+Effect: TypeAlias = (
+    Send
+    | AdmitWorkers
+    | LaunchWorkers
+    | StartAhead
+    | HoldWorkers
+    | StopWorkersAt
+    | StopWorkers
+    | LeaveCollectives
+    | DumpStacks
+    | FreezeWorkers
+    | CheckHealth
+    | StartLeaveTimer
+    | SetMachineEnd
+    | Log
+    | Exit
+)

@@ -1,0 +1,176 @@
+"""Events of an agent: the closed union that `decide` takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from elasticjob._runtime.contract.messages import NO_NEW_PROCESSES, CoordinatorToNode, Failure, NewProcesses
+from elasticjob._runtime.contract.names import RoundId
+
+
+@dataclass(frozen=True)
+class Received:
+    """The coordinator sent a message."""
+
+    message: CoordinatorToNode
+
+
+@dataclass(frozen=True)
+class LauncherReady:
+    """The imports are done: workers can start without delay. Sent again when the fork server is lost."""
+
+    fork_disabled_reason: str = ""
+    """Why workers start by exec; empty: they are forked, or the user has turned preloading off."""
+
+
+@dataclass(frozen=True)
+class StartedAhead:
+    """The workers that were started ahead of a round wait at their function, or have ended before it."""
+
+
+@dataclass(frozen=True)
+class FunctionCalled:
+    """A worker has called a function that can be called again."""
+
+
+@dataclass(frozen=True)
+class HangGuarded:
+    """What guards the round's workers against a hang, in place of torch's own time-out, is known."""
+
+    status: str
+    """`Announce.hang_guard`."""
+
+
+@dataclass(frozen=True)
+class WorkersLaunched:
+    """All workers of the round have been started."""
+
+    round: RoundId
+
+
+@dataclass(frozen=True)
+class WorkerEnded:
+    """A worker of the round ended, or could not be started (then none of the round's workers runs on this node).
+
+    Without a failure the worker exited 0 or the agent stopped it. The process of a worker whose function can be called
+    again goes on.
+    """
+
+    round: RoundId
+    local_rank: int
+    failure: Failure | None = None
+    as_planned: bool = False
+    """The worker stopped at the last step of a planned end."""
+
+
+@dataclass(frozen=True)
+class WorkersHeld:
+    """No worker of the round passes its next report of a step."""
+
+    round: RoundId
+    step: int | None
+    """The latest step that a worker may have completed; None: not all workers report steps, and none is held."""
+
+
+@dataclass(frozen=True)
+class LastStepMissed:
+    """The hold of the round's workers has expired: they may be past the last step."""
+
+    round: RoundId
+
+
+@dataclass(frozen=True)
+class AllWorkersStopped:
+    """No worker of the round runs any more, and a new process-group store listens on `store_port`."""
+
+    store_port: int
+    unhealthy: Failure | None = None
+    """Set when processes are left after all: SIGKILL does not end them, and the agent has abandoned them."""
+    parked: bool = False
+    """Whether processes are left that wait for the next round; nothing of the old one runs in them."""
+    has_state: bool = True
+    """As in `WorkersStopped`."""
+    new_processes: NewProcesses = NO_NEW_PROCESSES
+    """As in `WorkersStopped`."""
+
+
+@dataclass(frozen=True)
+class StateLost:
+    """This node has no training state any more: a process that had it has ended."""
+
+
+@dataclass(frozen=True)
+class ProgressTimedOut:
+    """The round's workers have made steps before, and none within the progress timeout."""
+
+    round: RoundId
+
+
+@dataclass(frozen=True)
+class StackReport:
+    """The stacks of this node's workers were dumped; `failure` describes the worker that is farthest behind."""
+
+    round: RoundId
+    failure: Failure
+
+
+@dataclass(frozen=True)
+class AllResultsEnded:
+    """During a stop: no worker of the round counts a step any more, and some wait for `LeaveCollectives`."""
+
+    round: RoundId
+
+
+@dataclass(frozen=True)
+class NodeUnhealthy:
+    """A health check failed: this node must not train."""
+
+    failure: Failure
+
+
+@dataclass(frozen=True)
+class SignalReceived:
+    """The agent received one of the signals on which it leaves."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class CutOff:
+    """This node has no permission to write: neither the coordinator nor a majority of the round's nodes answers."""
+
+
+@dataclass(frozen=True)
+class LeaveTimedOut:
+    """The time of the last `StartLeaveTimer` is over."""
+
+
+@dataclass(frozen=True)
+class StoreUnreachable:
+    """No coordinator was reachable within the join timeout, and this node has had no round yet."""
+
+    reason: str
+
+
+AgentEvent: TypeAlias = (
+    Received
+    | LauncherReady
+    | StartedAhead
+    | FunctionCalled
+    | HangGuarded
+    | WorkersLaunched
+    | WorkerEnded
+    | WorkersHeld
+    | LastStepMissed
+    | AllResultsEnded
+    | AllWorkersStopped
+    | StateLost
+    | ProgressTimedOut
+    | StackReport
+    | NodeUnhealthy
+    | CutOff
+    | SignalReceived
+    | LeaveTimedOut
+    | StoreUnreachable
+)

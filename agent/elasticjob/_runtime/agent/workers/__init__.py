@@ -1,0 +1,1 @@
+"""The worker processes of one pod: started, watched, stopped, kept as spares."""

@@ -1,0 +1,1 @@
+"""Failures in words, the rules about them, and the restarts that count. Pure."""

@@ -1,0 +1,1 @@
+"""The manifest of `elasticjob run`: read, completed and checked as the API server would."""

@@ -1,0 +1,1 @@
+"""The processes of `elasticjob run`, and who ends them if it is killed."""

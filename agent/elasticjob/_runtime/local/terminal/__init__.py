@@ -1,0 +1,1 @@
+"""What `elasticjob run` shows on a terminal."""

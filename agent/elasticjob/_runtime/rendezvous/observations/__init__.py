@@ -1,0 +1,1 @@
+"""What the coordinator measures during rounds: stalls, stragglers, slow starts, lost time. Pure."""

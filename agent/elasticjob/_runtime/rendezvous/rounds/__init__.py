@@ -1,0 +1,1 @@
+"""How a round forms and ends. Pure."""

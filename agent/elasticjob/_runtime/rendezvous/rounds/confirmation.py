@@ -1,0 +1,177 @@
+"""When a coordinator must ask the operator whether its store is the job's only one before it starts a round. Pure.
+
+At most one round of a job may run, even while two store pods are alive (docs/store-loss.md, "When a store is
+replaced"). To a store that is cut off, or that was replaced while it was alive, nodes look lost although they train
+on with its successor. So the coordinator needs the operator's confirmation to start a round while half or more of the
+last round's nodes are missing. It asks at that moment, not in advance, and names the pods that may go on with the last
+round (docs/design.md, "Which workers may write"). The confirmation expires CONFIRMATION_SECONDS after the request, so
+that a delayed answer does not count. A successor that finds nothing of earlier rounds needs it too; a first store to
+which no operator has ever connected needs none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from elasticjob._runtime.contract.messages import MemberState, OperatorView
+from elasticjob._runtime.contract.names import RoundId
+from elasticjob._runtime.rendezvous.decision import count_missing
+from elasticjob._runtime.rendezvous.state import CoordinatorState, LastRound, Round
+
+CONFIRMATION_SECONDS = 10.0
+"""How long a confirmation holds, in seconds after the request. The operator treats a store that may hold one as ended
+only after at least this long (`plan.store_confirmation`)."""
+
+
+def least_complete_round(state: CoordinatorState) -> LastRound:
+    """Return the round that decides about the confirmation, of those that another store may know as the last one.
+
+    That is one with half or more of its nodes missing, if there is any; else the one with the most missing nodes.
+    """
+    return max((state.last_round, *state.attempted_rounds), key=lambda r: (r.half_missing, r.missing))
+
+
+def describe_missing(state: CoordinatorState) -> str:
+    """Return what makes a confirmation necessary, for the log and the report."""
+    last = least_complete_round(state)
+    if _last_round_outdated(state):
+        return f"no node knows round {state.known_round}"
+    return "earlier rounds are unknown" if last.id is None else count_missing(last.missing, last.size)
+
+
+def needs_confirmation(state: CoordinatorState, now: float) -> bool:
+    """Return whether no round may start until the operator has confirmed that this is the only store."""
+    if not (state.operator_seen or state.successor) or not _half_missing(state):
+        return False
+    if state.confirmed_until is None or now >= state.confirmed_until:
+        return True
+    # More nodes may be missing by now: a standby store could have taken over with them.
+    return state.confirmed_half and not _exactly_half_missing(state)
+
+
+def request_confirmation(state: CoordinatorState, now: float) -> CoordinatorState | None:
+    """Return the state with a new request; None while the last one is recent enough to be answered."""
+    if state.confirmation_requested_at is not None and now < state.confirmation_requested_at + CONFIRMATION_SECONDS:
+        return None
+    return replace(state, confirmation_requested_at=now)
+
+
+def open_request(state: CoordinatorState) -> float:
+    """Return the open request as reports carry it: Unix seconds, 0 for none."""
+    return 0.0 if state.confirmation_requested_at is None else round(state.epoch + state.confirmation_requested_at, 6)
+
+
+def half_missing_round(state: CoordinatorState) -> RoundId | None:
+    """Return the last round if a request is open and exactly half of that round's nodes are missing; else None.
+
+    In that case the missing nodes cannot form a round without a confirmation either.
+    """
+    requested = state.confirmation_requested_at is not None
+    return state.last_round.id if requested and _exactly_half_missing(state) else None
+
+
+def _exactly_half_missing(state: CoordinatorState) -> bool:
+    exactly = not state.attempted_rounds and 2 * state.last_round.missing == state.last_round.size
+    return exactly and not _last_round_outdated(state)
+
+
+def _half_missing(state: CoordinatorState) -> bool:
+    return least_complete_round(state).half_missing or _last_round_outdated(state)
+
+
+def _last_round_outdated(state: CoordinatorState) -> bool:
+    """Return whether a later round than the last one ran, of which no connected node knows."""
+    return state.last_round.id is not None and state.is_outdated(state.last_round.id)
+
+
+def pods_that_may_write(state: CoordinatorState) -> tuple[str, ...] | None:
+    """Return the pods that may go on with an earlier round while a request is open; None if not all are known.
+
+    More than half of a round's nodes may write without the coordinator. Half of them freeze their workers, unless their
+    agents hang. The pods of a later round, of which no connected node knows, are unknown.
+    """
+    pods: dict[str, None] = {}
+    if state.confirmation_requested_at is None:
+        return ()
+    if _last_round_outdated(state):
+        return None
+    for r in (state.last_round, *state.attempted_rounds):
+        majority = 2 * r.missing > r.size
+        if majority and len(r.pods) < r.size:
+            return None
+        missing = (a for a in r.pods if a not in r.stopped)
+        pods |= {r.pods[a]: None for a in missing if majority or a in r.unresponsive}
+    return tuple(pods)
+
+
+def receive_confirmation(state: CoordinatorState, view: OperatorView) -> CoordinatorState:
+    """Return the state with the confirmation, if the operator's view answers the open request."""
+    if state.confirmation_requested_at is None or view.confirmed_request != open_request(state):
+        return state
+    confirmed_until = state.confirmation_requested_at + CONFIRMATION_SECONDS
+    return replace(state, confirmed_until=confirmed_until, confirmed_half=view.confirmed_half)
+
+
+def record_ended_round(state: CoordinatorState, round_: Round) -> CoordinatorState:
+    """Record a round that has ended.
+
+    If all its workers had started, or no earlier round is known, it replaces the last round. Otherwise a node that did
+    not receive its assignment may report the previous round to another store: both rounds are kept, and enough nodes of
+    each must be present.
+    """
+    connected = {agent_id for agent_id, node in state.nodes.items() if node.disconnected_at is None}
+    # A node may have been lost, and have connected again without workers.
+    idle = {agent_id for agent_id in connected if state.nodes[agent_id].stale_round is None}
+    stopped = frozenset(a for a, m in round_.members.items() if m.state is MemberState.STOPPED or a in idle)
+    pods = {agent_id: m.pod for agent_id, m in round_.members.items()}
+    unresponsive = frozenset(a for a, m in round_.members.items() if m.unresponsive)
+    ended = LastRound(round_.id, round_.size, stopped & connected, stopped - connected, pods, unresponsive)
+    if round_.formed_at or state.last_round.id is None:
+        return replace(state, last_round=ended, attempted_rounds=())
+    lost = frozenset(agent_id for agent_id, m in round_.members.items() if m.lost) - idle
+    last, *attempted = (
+        replace(r, stopped=r.stopped - lost, stopped_disconnected=r.stopped_disconnected | r.stopped & lost)
+        for r in (state.last_round, *state.attempted_rounds)
+    )
+    return replace(state, last_round=last, attempted_rounds=(*attempted, ended))
+
+
+def record_stopped_node(state: CoordinatorState, agent_id: str, round_id: RoundId | None) -> CoordinatorState:
+    """Record that a connected node runs no workers of an earlier round; `round_id` is the last one that it was in."""
+    return _update_rounds(
+        state,
+        lambda r: r.id == round_id or agent_id in r.pods or agent_id in r.stopped_disconnected,
+        agent_id,
+        connected=True,
+    )
+
+
+def record_disconnected_node(state: CoordinatorState, agent_id: str) -> CoordinatorState:
+    """Record that a node disconnected: another store may start workers there, so it counts as missing again.
+
+    A node that was released with `Finish` is removed from the state first, and still counts as stopped.
+    """
+    return _update_rounds(state, lambda r: agent_id in r.stopped, agent_id, connected=False)
+
+
+def _update_rounds(
+    state: CoordinatorState, applies: Callable[[LastRound], bool], agent_id: str, *, connected: bool
+) -> CoordinatorState:
+    rounds = (state.last_round, *state.attempted_rounds)
+    updated = [_with_stopped_node(r, agent_id, connected=connected) if applies(r) else r for r in rounds]
+    if all(new is old for new, old in zip(updated, rounds, strict=True)):
+        return state
+    last, *attempted = updated
+    return replace(state, last_round=last, attempted_rounds=tuple(attempted))
+
+
+def _with_stopped_node(r: LastRound, agent_id: str, *, connected: bool) -> LastRound:
+    if (agent_id in r.stopped, agent_id in r.stopped_disconnected) == (connected, not connected):
+        return r  # the usual case: to copy the sets takes long in a large round
+    node = frozenset((agent_id,))
+    return replace(
+        r,
+        stopped=r.stopped | node if connected else r.stopped - node,
+        stopped_disconnected=r.stopped_disconnected - node if connected else r.stopped_disconnected | node,
+    )

@@ -1,0 +1,222 @@
+"""What a successor store does with the round that it finds. Pure.
+
+Nodes go on training while no store runs, and announce what they run when they connect to the successor. The newest
+round that any node still runs is restored if all its members are connected and run or have succeeded. It ends if one is
+missing, failed or stopped. A round in which a node reported a failure ends here too, even if all its workers have
+stopped by then, because the failure must be charged.
+
+If all connected members have succeeded and others are missing, the store waits for the operator: the missing nodes may
+have learned already that the job succeeded. With successPolicy Any they may have if any member is missing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from elasticjob._runtime.contract.messages import (
+    EndReason,
+    MemberState,
+    PodState,
+    SuccessPolicy,
+    WorkersFailed,
+    WorkersStarted,
+    WorkersStopped,
+    WorkersSucceeded,
+)
+from elasticjob._runtime.contract.names import RoundId
+from elasticjob._runtime.rendezvous.decision import count_missing
+from elasticjob._runtime.rendezvous.persistent_map import with_item
+from elasticjob._runtime.rendezvous.state import (
+    LOST_TIMEOUT,
+    RECONNECT_GRACE,
+    RECOVERY_TIMEOUT,
+    TAKEOVER_TIMEOUT,
+    CoordinatorState,
+    LastRound,
+    Member,
+    Node,
+    Round,
+    set_node,
+)
+
+_CAN_CONTINUE = (MemberState.STARTING, MemberState.RUNNING, MemberState.SUCCEEDED)
+
+
+@dataclass(frozen=True)
+class RecoveryDecision:
+    """How recovery ends."""
+
+    round: Round | None
+    """The round that was found; None if no node runs one and none failed."""
+    end: EndReason | None
+    """Why the round must end; None if it goes on."""
+    reason: str
+
+
+def record_message(
+    state: CoordinatorState,
+    node: Node,
+    message: WorkersStarted | WorkersFailed | WorkersSucceeded | WorkersStopped,
+    reached: MemberState,
+) -> CoordinatorState:
+    """Return the state with what a node reported about the round that it announced, while the store recovers."""
+    if node.membership is None or node.membership.assignment.round != message.round:
+        return state
+    state = set_node(state, replace(node, membership=replace(node.membership, state=reached)))
+    if not isinstance(message, WorkersFailed):
+        return state
+    failures = (*state.recovery_failures.get(message.round, ()), message.failure)
+    return replace(state, recovery_failures=with_item(state.recovery_failures, message.round, failures))
+
+
+def evaluate_recovery(state: CoordinatorState, now: float) -> RecoveryDecision | None:
+    """Return how recovery ends; None if it is over, or while the store waits for more nodes or for the operator."""
+    if state.recovering_until is None:
+        return None
+    newest = _newest_unsettled_round(state)
+    found = {} if newest is None else _members(state, newest)
+    size = max((m.assignment.group_world_size for m in found.values()), default=0)
+    if newest is not None and len(found) == size:
+        return _recover_all(state, newest, found, now)
+    if not (_waited_long_enough(state, now) or _all_expected_connected(state, now)):
+        return None
+    one = state.settings.success_policy is SuccessPolicy.ANY
+    if found and not state.operator_seen and all(one or m.state is MemberState.SUCCEEDED for m in found.values()):
+        # The missing nodes may have learned that the job succeeded; the operator knows. Workers that run go on.
+        return None
+    if newest is None:
+        return RecoveryDecision(None, None, "no round to restore")
+    reason = count_missing(size - len(found), size)
+    return RecoveryDecision(_restored_round(state, newest, found, 0.0), EndReason.AGENT_LOST, reason)
+
+
+def _newest_unsettled_round(state: CoordinatorState) -> RoundId | None:
+    """Return the newest round of the connected nodes that must go on or end: one runs it, or reported a failure."""
+    connected = [n for n in state.nodes.values() if n.disconnected_at is None and n.membership is not None]
+    failed = state.recovery_failures
+    unsettled = (r for n in connected if (r := _last_round_id(n)) in failed or _runs_workers(n))
+    return max(unsettled, default=None)
+
+
+def _recover_all(state: CoordinatorState, round_id: RoundId, found: dict[str, Member], now: float) -> RecoveryDecision:
+    """Return how recovery ends if all members of the round are connected."""
+    round_ = _restored_round(state, round_id, found, state.epoch + now)
+    reason = f"all nodes of round {round_id} reconnected"
+    if round_.failures or any(m.state is MemberState.FAILED for m in found.values()):
+        return RecoveryDecision(round_, EndReason.WORKER_FAILED, f"{reason}, workers have failed")
+    ended = any(state.nodes[agent_id].results_ended == round_id for agent_id in found)
+    if not ended and all(m.state in _CAN_CONTINUE for m in found.values()):
+        return RecoveryDecision(round_, None, reason)
+    return RecoveryDecision(round_, EndReason.AGENT_LOST, f"{reason}, workers have stopped")
+
+
+def with_last_round(state: CoordinatorState) -> CoordinatorState:
+    """Return the state with the newest round of the connected nodes as the last one; no node runs workers of any.
+
+    Without such a round the history stays unknown.
+    """
+    round_ids = [
+        _last_round_id(n) for n in state.nodes.values() if n.disconnected_at is None and n.membership is not None
+    ]
+    if not round_ids:
+        return state
+    newest = max(round_ids)
+    members = _members(state, newest)
+    size = max(m.assignment.group_world_size for m in members.values())
+    pods = {agent_id: m.pod for agent_id, m in members.items()}
+    last = LastRound(newest, size, frozenset(members), pods=pods)
+    return replace(state, last_round=last, last_members=tuple(members))
+
+
+def _runs_workers(node: Node) -> bool:
+    return (
+        node.disconnected_at is None
+        and node.membership is not None
+        and node.membership.state is not MemberState.STOPPED
+    )
+
+
+def _last_round_id(node: Node) -> RoundId:
+    assert node.membership is not None  # noqa: S101  # callers check it first
+    return node.membership.assignment.round
+
+
+def _members(state: CoordinatorState, round_id: RoundId) -> dict[str, Member]:
+    """Return the connected members of the round by agent id, in order of group rank; also those that have stopped."""
+    connected = [
+        n for n in state.nodes.values() if n.disconnected_at is None and n.membership and _last_round_id(n) == round_id
+    ]
+    ordered = sorted(connected, key=lambda n: n.membership.assignment.group_rank if n.membership else 0)
+    return {
+        n.agent_id: Member(n.membership.assignment, n.pod, n.local_world_size, n.membership.state)
+        for n in ordered
+        if n.membership
+    }
+
+
+def _restored_round(state: CoordinatorState, round_id: RoundId, members: dict[str, Member], formed_at: float) -> Round:
+    started = all(m.state is not MemberState.STARTING for m in members.values())
+    failures = state.recovery_failures.get(round_id, ())
+    return Round(round_id, members, formed_at=formed_at if started else 0.0, failures=failures)
+
+
+def count_newest_round(state: CoordinatorState) -> tuple[int, int]:
+    """Return how many members of the newest announced round are connected, and its size; (0, 0) without a round.
+
+    A round older than the newest one that the operator knows does not count: the present store may have started a later
+    one, with a confirmation, without the nodes that are here.
+    """
+    connected = (n.membership for n in state.nodes.values() if n.disconnected_at is None)
+    memberships = [m.assignment for m in connected if m is not None]
+    newest = max((m.round for m in memberships), default=None)
+    if newest is None or state.is_outdated(newest):
+        return 0, 0
+    members = [m for m in memberships if m.round == newest]
+    return len(members), max(m.group_world_size for m in members)
+
+
+def _waited_long_enough(state: CoordinatorState, now: float) -> bool:
+    if state.recovering_until is None or not state.nodes:
+        return False
+    takeover = takeover_deadline(state)
+    return now >= state.recovering_until or (takeover is not None and now >= takeover)
+
+
+def takeover_deadline(state: CoordinatorState) -> float | None:
+    """Return until when a standby store that has taken over waits for more nodes; None: as any other store.
+
+    It needs more than half of the newest round. The missing nodes lost the old store when the others did: those beside
+    it may be lost with it, and are if its machine has vanished; all others come soon.
+    """
+    if state.recovering_until is None or not state.took_over:
+        return None
+    members, size = count_newest_round(state)
+    if 2 * members <= size:
+        return None
+    connected = {(n.index, n.incarnation) for n in state.nodes.values() if n.disconnected_at is None}
+    awaited = [p for p in state.pods.values() if p.state is PodState.RUNNING]
+    missing = {p.pod for p in awaited if (p.index, p.incarnation) not in connected}
+    if not missing <= set(state.operator_view.beside_store):
+        return state.announced_at + TAKEOVER_TIMEOUT
+    vanished = any(n.store_vanished for n in state.nodes.values())
+    return state.announced_at + (0.0 if vanished else RECONNECT_GRACE)
+
+
+def lost_node_deadline(state: CoordinatorState) -> float | None:
+    """Return until when the store waits for pods on lost Kubernetes nodes; None if there are none."""
+    if state.recovering_until is None or not any(p.state is PodState.LOST for p in state.pods.values()):
+        return None
+    if state.took_over:
+        return state.announced_at + RECONNECT_GRACE
+    return state.recovering_until - RECOVERY_TIMEOUT + LOST_TIMEOUT
+
+
+def _all_expected_connected(state: CoordinatorState, now: float) -> bool:
+    """Return whether every running pod is connected. Pods on a lost node count until `lost_node_deadline`."""
+    if not state.operator_seen:
+        return False
+    deadline = lost_node_deadline(state)
+    wait_for_lost = deadline is not None and (now < deadline or not state.nodes)
+    awaited = (PodState.RUNNING, PodState.LOST) if wait_for_lost else (PodState.RUNNING,)
+    connected = {(n.index, n.incarnation) for n in state.nodes.values() if n.disconnected_at is None}
+    return all((p.index, p.incarnation) in connected for p in state.pods.values() if p.state in awaited)

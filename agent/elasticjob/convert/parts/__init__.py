@@ -1,0 +1,1 @@
+"""Parts that the jobs of several kinds have in common. Pure."""

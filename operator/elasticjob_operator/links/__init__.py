@@ -1,0 +1,1 @@
+"""Control links to the jobs' stores."""

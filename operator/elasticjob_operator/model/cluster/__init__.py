@@ -1,0 +1,1 @@
+"""The objects of the cluster around a job: pods, Nodes, Workloads, LimitRanges. Pure."""

@@ -1,0 +1,1 @@
+"""Failures, the rules that match them, and the budget of restarts. Pure."""

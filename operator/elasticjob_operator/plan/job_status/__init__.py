@@ -1,0 +1,1 @@
+"""The next status: conditions, figures, and the Events about what changed. Pure."""

@@ -1,0 +1,1 @@
+"""Begin and end of an execution: queue, suspension, defaults, policies, outcome. Pure."""

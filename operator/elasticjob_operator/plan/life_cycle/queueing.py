@@ -1,0 +1,201 @@
+"""A job with a queue of Kueue: when it may have pods, how many, and what happens to its Workload.
+
+Kueue decides when a job is admitted, on how many nodes, and when it is evicted. The operator suspends a job that is not
+admitted, without writing `spec.suspend`: that field stays the user's. It gives the quota of an evicted job back once
+all its pods have ended, so that Kueue can admit it again.
+
+A job with the annotation `kueue.x-k8s.io/elastic-job` asks for another size while it is admitted: a second Workload
+replaces the first one if the job grows, and the first one shrinks in place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from elasticjob._runtime.contract.messages import allowed_size
+from elasticjob_operator.actions import (
+    Action,
+    CreateWorkload,
+    DeleteWorkload,
+    FinishWorkload,
+    MarkPodsReady,
+    ReleaseQuota,
+    UpdateWorkload,
+)
+from elasticjob_operator.manifests import asks_for, workload_child, workload_names
+from elasticjob_operator.model.cluster.workload import Workload, WorkloadCondition
+from elasticjob_operator.model.job.spec import JobSpec
+from elasticjob_operator.model.job.status import ConditionType
+from elasticjob_operator.model.observed import Observed
+from elasticjob_operator.plan.context import Actions, ReconcileContext
+from elasticjob_operator.plan.life_cycle.job_end import JobOutcome, all_workers_ended
+from elasticjob_operator.plan.training_state import World
+
+
+def admitted_spec(observed: Observed, spec: JobSpec) -> JobSpec:
+    """Return the spec with as many nodes as the queue has admitted at most; first it does without spares.
+
+    While that is unknown, the job has as many as it was to have at the last status write at most.
+    """
+    workload, status = observed.queue.workload, observed.job.status
+    if not observed.job.queue:
+        return spec
+    if observed.queue.unknown and status.target is not None:
+        # What the cluster had no room for was admitted too.
+        known = status.target if status.scaled_down is None else status.scaled_down.target
+        target = min(spec.target, max(spec.min_replicas, known))
+        return replace(spec, target=target, spares=min(spec.spares, len(status.spares)))
+    if workload is None or workload.admitted_count is None:
+        return spec
+    # A Workload that has shrunk keeps what its admission said before.
+    room = max(spec.min_replicas, min(workload.count, workload.admitted_count))
+    target = allowed_size(min(spec.target, room), spec.min_replicas, spec.increment)
+    return replace(spec, target=target, spares=min(spec.spares, room - target))
+
+
+def waits_for_queue(ctx: ReconcileContext) -> bool:
+    """Return whether the job may have no pods because its queue has not admitted it, or has evicted it.
+
+    An operator that cannot read the job's Workload, or may not, starts no job with a queue, and ends none that runs.
+    Nor does that one grow (`admitted_spec`).
+    """
+    queue = ctx.observed.queue
+    if not ctx.job.queue:
+        return False
+    if queue.unknown:
+        return not ctx.status.execution_attempts or ctx.status.is_true(ConditionType.SUSPENDED)
+    return queue.workload is None or not queue.workload.admitted or is_for_other_pods(ctx)
+
+
+def is_for_other_pods(ctx: ReconcileContext) -> bool:
+    """Return whether the Workload asks for pods of another template than the job has now.
+
+    Its quota must not serve for them: they may need more. That of an older operator does not say it.
+    """
+    workload = ctx.observed.queue.workload
+    known = workload is not None and workload.template
+    return bool(known) and known != ctx.job.template_digest
+
+
+def nodes_without_quota(ctx: ReconcileContext) -> int:
+    """Return how many nodes of the spec's target the queue has not admitted."""
+    return 0 if ctx.job.spec is None else ctx.job.spec.target - ctx.spec.target
+
+
+def plan_workload(ctx: ReconcileContext, world: World, outcome: JobOutcome | None) -> Actions:
+    """Return the action on the job's Workloads, if one is due. There is never more than one."""
+    action = _delete_other(ctx, outcome) or _decide_workload(ctx, world, outcome)
+    return Actions(() if action is None else (action,))
+
+
+def _delete_other(ctx: ReconcileContext, outcome: JobOutcome | None) -> Action | None:
+    """Delete the Workload that was replaced, or one that replaces none any more."""
+    queue = ctx.observed.queue
+    if queue.replaced is not None:
+        return DeleteWorkload(queue.replaced.name, queue.replaced.uid)
+    if queue.replacement is None or queue.workload is None:
+        return None
+    grows = queue.workload.admitted and _wanted(ctx) > queue.workload.count
+    if grows and ctx.job.queue_elastic and not _is_over(ctx, outcome):
+        return None
+    return DeleteWorkload(queue.replacement.name, queue.replacement.uid)
+
+
+def _decide_workload(ctx: ReconcileContext, world: World, outcome: JobOutcome | None) -> Action | None:
+    workload = ctx.observed.queue.workload
+    if ctx.observed.queue.malformed:
+        return None  # it has the name, and may hold quota
+    if workload is None:
+        # The pods of an earlier execution still use their quota.
+        due = outcome is None and waits_for_queue(ctx) and not ctx.spec.suspend and all_workers_ended(ctx)
+        return _create(ctx, workload_names(ctx.job)[0]) if due else None
+    return _end(ctx, workload, outcome) if _is_over(ctx, outcome) else _change(ctx, workload, world)
+
+
+def _create(ctx: ReconcileContext, name: str, before: Workload | None = None) -> Action | None:
+    if not ctx.may_create(workload_child(name)):
+        return None
+    return CreateWorkload(name, ("", "") if before is None else (before.name, before.uid))
+
+
+def _wanted(ctx: ReconcileContext) -> int:
+    """Return how many worker pods the spec asks for, whatever the queue has admitted."""
+    return (ctx.job.spec or ctx.spec).settings.desired_pods
+
+
+def _is_over(ctx: ReconcileContext, outcome: JobOutcome | None) -> bool:
+    """Return whether the job needs its Workload no more."""
+    return outcome is not None or ctx.spec.suspend or not ctx.job.queue
+
+
+def _end(ctx: ReconcileContext, workload: Workload, outcome: JobOutcome | None) -> Action | None:
+    """A finished job's Workload stays, for its record; that of a job that the user suspends goes with its pods."""
+    delete = DeleteWorkload(workload.name, workload.uid)
+    if not ctx.job.queue:
+        return delete
+    if not all_workers_ended(ctx):
+        return None
+    if outcome is None:
+        return delete
+    if workload.is_true(WorkloadCondition.FINISHED):
+        return None
+    return FinishWorkload(outcome.succeeded, outcome.message)
+
+
+def _change(ctx: ReconcileContext, workload: Workload, world: World) -> Action | None:
+    if workload.is_true(WorkloadCondition.FINISHED):
+        return None
+    if workload.reserved and is_for_other_pods(ctx):
+        # Its pod sets may not change while it has quota. Without its pods the job is queued again.
+        return DeleteWorkload(workload.name, workload.uid) if all_workers_ended(ctx) else None
+    if workload.is_true(WorkloadCondition.EVICTED) and workload.reserved:
+        return ReleaseQuota() if all_workers_ended(ctx) else None
+    if not workload.reserved and not asks_for(workload, ctx.job, ctx.spec):
+        return UpdateWorkload(workload.name, workload.uid)
+    if not workload.admitted:
+        return None
+    if world.formed and not workload.is_true(WorkloadCondition.PODS_READY):
+        return MarkPodsReady()
+    return _resize(ctx, workload) if ctx.job.queue_elastic else None
+
+
+def _resize(ctx: ReconcileContext, workload: Workload) -> Action | None:
+    """Ask for another number of pods while the job is admitted. The quota of pods that go is free once they have."""
+    wanted, replacement = _wanted(ctx), ctx.observed.queue.replacement
+    if wanted > workload.count and replacement is None:
+        return _create(ctx, next(name for name in workload_names(ctx.job) if name != workload.name), workload)
+    if wanted > workload.count and replacement is not None:
+        outdated = not replacement.reserved and replacement.count != wanted
+        return UpdateWorkload(replacement.name, replacement.uid) if outdated else None
+    live = sum(pod.end is None for pod in ctx.observed.workers)
+    return UpdateWorkload(workload.name, workload.uid) if live <= wanted < workload.count else None
+
+
+def describe_eviction(ctx: ReconcileContext) -> str:
+    """Return that the queue has evicted the job, and why; empty if it has not."""
+    workload = ctx.observed.queue.workload
+    evicted = workload.conditions.get(WorkloadCondition.EVICTED) if workload else None
+    if evicted is None or not evicted.true:
+        return ""
+    return f"queue {ctx.job.queue} has evicted the job ({evicted.reason}: {evicted.message})"
+
+
+def describe_wait(ctx: ReconcileContext) -> str:
+    """Return what a job without pods waits for, in Kueue's own words where there are any."""
+    workload, child = ctx.observed.queue.workload, workload_child(workload_names(ctx.job)[0])
+    refusal = ctx.observed.refusals.get(child)
+    until = f"the job has no pods until queue {ctx.job.queue} admits it"
+    if ctx.observed.queue.malformed:
+        problem = next(iter(ctx.observed.unreadable), "its Workload cannot be read")
+        return f"{until}, and that is unknown: {problem}. Correct or delete the Workload"
+    if workload is None:
+        return f"{until}, and its Workload cannot be created: {refusal.message}" if refusal else until
+    if workload.is_true(WorkloadCondition.FINISHED):
+        return f"{until}, and Workload {workload.name} is Finished: delete it to queue the job again"
+    if is_for_other_pods(ctx) and workload.reserved:
+        return f"{until}: Workload {workload.name} asks for pods of another template, and is replaced"
+    if not workload.active:
+        return f"{until}, and Workload {workload.name} is deactivated: set its spec.active to true"
+    pending = workload.conditions.get(WorkloadCondition.QUOTA_RESERVED)
+    why = pending.message if pending is not None and not pending.true else ""
+    return f"{until} (Workload {workload.name})" + (f": {why}" if why else "")

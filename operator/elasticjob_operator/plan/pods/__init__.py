@@ -1,0 +1,1 @@
+"""Worker pods: which indices have one, what is created, kept, replaced or deleted. Pure."""

@@ -1,0 +1,1 @@
+"""Reconcile one job: read, plan, write the status, act, record Events."""

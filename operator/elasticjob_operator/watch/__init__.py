@@ -1,0 +1,1 @@
+"""Watches: what the API server sends by itself, and the cache that keeps it."""
