@@ -15,7 +15,7 @@ help: ## list the commands
 	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "python3 must be 3.11 or newer" >&2; exit 1; }
 	@test -x $(PY) || python3 -m venv .venv
 	@.venv/bin/pip install -q --disable-pip-version-check 'uv>=0.5'
-	@.venv/bin/uv pip install -q --python $(PY) -e '.[operator,torch,cli,test]'
+	@.venv/bin/uv pip install -q --python $(PY) -e '.[operator,torch,cli,test,docs]'
 	@touch $@
 
 .PHONY: venv
@@ -24,6 +24,11 @@ venv: .venv/.stamp ## Python environment for tests and local runs (.venv)
 .PHONY: lint
 lint: venv ## ruff, mypy --strict, import contracts, spelling, vocabulary
 	@ruff check --no-cache . && ruff format --no-cache --check . && codespell && $(PY) .ci/prose.py && mypy && lint-imports
+
+.PHONY: docs
+docs: venv ## the documentation as a site, in .cache/site (SERVE=1: on http://127.0.0.1:8000, built again at each change)
+	@NO_MKDOCS_2_WARNING=1 mkdocs $(if $(SERVE),serve,build -q) -f .ci/site.yml
+	@$(if $(SERVE),,echo .cache/site/index.html)
 
 .PHONY: unit
 unit: venv ## tests without cluster or torch
