@@ -371,7 +371,7 @@ def a_confirmation_that_has_run_out_is_not_used(before: World, _: Move, after: W
     """A round that misses half of the last one or more starts only while the operator's confirmation holds."""
     confirmed = dict(after.history.confirmed)
     for s, _started in _new_rounds(before, after):
-        needs = (s.state.operator_seen or s.state.successor) and least_complete_round(s.state).half_missing
+        needs = (s.state.operator_seen or s.state.successor) and least_complete_round(s.state).lacks_majority
         if (
             needs
             and not _may_have_come_later(before, s)

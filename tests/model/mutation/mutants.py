@@ -345,7 +345,7 @@ MUTANTS = (
     _rendezvous(
         "no confirmation is needed",
         "confirmation",
-        "if not (state.operator_seen or state.successor) or not _half_missing(state):",
+        "if not (state.operator_seen or state.successor) or not _lacks_majority(state):",
         "if True:",
     ),
     _rendezvous(

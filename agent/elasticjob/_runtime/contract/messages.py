@@ -893,7 +893,8 @@ class Report:
     confirmation_request: float = 0.0
     """When this coordinator asked whether it is the job's only store; Unix seconds, 0 if no request is open."""
     half_missing_round: RoundId | None = None
-    """The last round, if a confirmation request is open because exactly half of that round's nodes are missing."""
+    """The last round, if a confirmation request is open and **exactly** half of that round's members are missing. None
+    also where more than half are."""
     pods_that_may_write: tuple[str, ...] | None = ()
     """While a request is open: pods that are missing here and may go on with an earlier round; None if the coordinator
     does not know all of them."""

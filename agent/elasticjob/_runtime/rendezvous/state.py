@@ -203,8 +203,11 @@ class LastRound:
         return self.size - len(self.stopped)
 
     @property
-    def half_missing(self) -> bool:
-        """Whether half of the nodes or more are missing."""
+    def lacks_majority(self) -> bool:
+        """Whether half of its members or more are missing, so that those which are here are not more than half.
+
+        The missing ones may then go on with another store. Compare `confirmation.exactly_half_missing_round`.
+        """
         return self.missing > 0 and 2 * self.missing >= self.size
 
 

@@ -47,7 +47,7 @@ def build_report(
         active=len(round_.members) if round_ else 0,
         recovery=recovery,
         confirmation_request=confirmation.open_request(state),
-        half_missing_round=confirmation.half_missing_round(state),
+        half_missing_round=confirmation.exactly_half_missing_round(state),
         pods_that_may_write=confirmation.pods_that_may_write(state),
         fork_disabled_reason=next(iter(fork_disabled_reasons), ""),
         fork_disabled_nodes=len(fork_disabled_reasons),

@@ -29,7 +29,7 @@ def least_complete_round(state: CoordinatorState) -> LastRound:
 
     That is one with half or more of its nodes missing, if there is any; else the one with the most missing nodes.
     """
-    return max((state.last_round, *state.attempted_rounds), key=lambda r: (r.half_missing, r.missing))
+    return max((state.last_round, *state.attempted_rounds), key=lambda r: (r.lacks_majority, r.missing))
 
 
 def describe_missing(state: CoordinatorState) -> str:
@@ -42,7 +42,7 @@ def describe_missing(state: CoordinatorState) -> str:
 
 def needs_confirmation(state: CoordinatorState, now: float) -> bool:
     """Return whether no round may start until the operator has confirmed that this is the only store."""
-    if not (state.operator_seen or state.successor) or not _half_missing(state):
+    if not (state.operator_seen or state.successor) or not _lacks_majority(state):
         return False
     if state.confirmed_until is None or now >= state.confirmed_until:
         return True
@@ -62,7 +62,7 @@ def open_request(state: CoordinatorState) -> float:
     return 0.0 if state.confirmation_requested_at is None else round(state.epoch + state.confirmation_requested_at, 6)
 
 
-def half_missing_round(state: CoordinatorState) -> RoundId | None:
+def exactly_half_missing_round(state: CoordinatorState) -> RoundId | None:
     """Return the last round if a request is open and exactly half of that round's nodes are missing; else None.
 
     In that case the missing nodes cannot form a round without a confirmation either.
@@ -72,12 +72,14 @@ def half_missing_round(state: CoordinatorState) -> RoundId | None:
 
 
 def _exactly_half_missing(state: CoordinatorState) -> bool:
+    """Return whether neither side has a majority: half of the last round is here, and the other half is missing."""
     exactly = not state.attempted_rounds and 2 * state.last_round.missing == state.last_round.size
     return exactly and not _last_round_outdated(state)
 
 
-def _half_missing(state: CoordinatorState) -> bool:
-    return least_complete_round(state).half_missing or _last_round_outdated(state)
+def _lacks_majority(state: CoordinatorState) -> bool:
+    """Return whether another store may go on with a majority of an earlier round, or with exactly half of it."""
+    return least_complete_round(state).lacks_majority or _last_round_outdated(state)
 
 
 def _last_round_outdated(state: CoordinatorState) -> bool:

@@ -82,8 +82,11 @@ def expire_lost_nodes(state: CoordinatorState, now: float) -> RoundDecision | No
     return RoundDecision(state, reason=f"{pod_names(members[a].pod for a in lost)} lost")
 
 
-def excuse_finished_nodes(state: CoordinatorState, now: float) -> RoundDecision | None:
-    """Count finished members that have left a closed rendezvous as stopped, now that their round ends."""
+def mark_finished_as_stopped(state: CoordinatorState, now: float) -> RoundDecision | None:
+    """Mark members as stopped that have succeeded and left a closed rendezvous, now that their round ends.
+
+    No further round forms, so their agents do not report that their workers have stopped.
+    """
     round_ = state.round
     if round_ is None or round_.ending is None or not state.closed_reason:
         return None

@@ -37,8 +37,8 @@ from elasticjob._runtime.rendezvous.rounds.round_end import (
     conclude_round,
     declare_success,
     end_broken_round,
-    excuse_finished_nodes,
     expire_lost_nodes,
+    mark_finished_as_stopped,
     stop_deadline,
 )
 from elasticjob._runtime.rendezvous.state import (
@@ -389,7 +389,7 @@ def _start_round(
 RULES: tuple[Rule, ...] = (
     adopt_outcome,
     _finish_recovery,
-    excuse_finished_nodes,
+    mark_finished_as_stopped,
     expire_lost_nodes,
     declare_success,
     end_broken_round,
