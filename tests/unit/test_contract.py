@@ -10,6 +10,7 @@ from elasticjob._runtime.contract import codec
 from elasticjob._runtime.contract import messages as m
 from elasticjob._runtime.contract.codec import MessageError
 from elasticjob._runtime.contract.failures.failure_rules import FailureAction, FailureRule
+from elasticjob._runtime.contract.messages import wire_form
 from elasticjob._runtime.contract.names import RoundId
 
 ROUND = RoundId(1, 0, 7)
@@ -111,10 +112,10 @@ def test_an_older_peer_gets_another_value_instead_of_a_new_one(monkeypatch: pyte
     """Here LOST is the new one; a member of another enum that is equal stays."""
     lost = m.ExpectedPod(0, 0, "bert-0-0", m.PodState.LOST)
     view = m.OperatorView(1, 2, SETTINGS, 0, ROUND, (lost,), finish=m.Finish(m.Outcome.FAILED, "lost"))
-    monkeypatch.setattr(m, "NEW_VALUES", (m.NewValue(m.PodState.LOST, 3, m.PodState.DRAINING),))
+    monkeypatch.setattr(wire_form, "NEW_VALUES", (m.NewValue(m.PodState.LOST, 3, m.PodState.DRAINING),))
     assert m.decode(m.encode(view, 3)) == view
     assert m.decode(m.encode(view, 2)) == replace(view, pods=(replace(lost, state=m.PodState.DRAINING),))
-    monkeypatch.setattr(m, "NEW_VALUES", (m.NewValue(FAIL_JOB, 3, FailureAction.IGNORE),))
+    monkeypatch.setattr(wire_form, "NEW_VALUES", (m.NewValue(FAIL_JOB, 3, FailureAction.IGNORE),))
     hang = m.OperatorView(1, 2, replace(SETTINGS, hang_action=m.HangAction.FAIL_JOB), 0, ROUND)
     assert m.decode(m.encode(hang, 2)) == hang
 

@@ -463,13 +463,13 @@ MUTANTS = (
     # ---- steps of size
     _contract(
         "an off-step target is rounded up",
-        "messages",
+        "round_settings",
         "return nodes - (nodes - low) % increment",
         "return nodes + (low - nodes) % increment",
     ),
     _contract(
         "a round takes every node up to the target",
-        "messages",
+        "round_settings",
         "return allowed_size(min(nodes, self.target), self.min_nodes, self.increment)",
         "return min(nodes, self.target)",
     ),

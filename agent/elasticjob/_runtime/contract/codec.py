@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -34,6 +34,10 @@ MAX_ITEMS = 100_000
 
 class MessageError(ValueError):
     """The data is not valid JSON, or does not match the dataclass."""
+
+
+class UnknownMessageError(MessageError):
+    """The type of a message is unknown: a newer peer may have sent it."""
 
 
 class UnknownValueError(MessageError):
@@ -84,6 +88,25 @@ def _without_surrogates(value: Any) -> Any:
     if isinstance(value, dict):
         return {_without_surrogates(name): _without_surrogates(item) for name, item in value.items()}
     return value
+
+
+def dump_tagged(message: object) -> bytes:
+    """Return a dataclass as a JSON object whose first field, `type`, is the name of its class."""
+    return dumps({"type": type(message).__name__} | dump(message))
+
+
+def parse_tagged(types: Mapping[str, type[T]], data: bytes) -> T:
+    """Return the message that `dump_tagged` wrote. `types`: the classes that it may have, by name.
+
+    MessageError: the data is something else; UnknownMessageError: none of `types` has this name.
+    """
+    raw = loads(data)
+    if not isinstance(raw, dict):
+        raise MessageError("want an object")
+    name = raw.get("type")
+    if not isinstance(name, str) or name not in types:
+        raise UnknownMessageError(f"unknown message type {str(name)[:80]!r}")
+    return parse(types[name], raw)
 
 
 @dataclass(frozen=True)

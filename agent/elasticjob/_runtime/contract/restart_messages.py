@@ -137,15 +137,12 @@ _TYPES: dict[str, type[Any]] = {
 
 def to_packet(message: WorkerToAgent | AgentToWorker) -> bytes:
     """Return a message as one packet."""
-    return codec.dumps({"type": type(message).__name__} | codec.dump(message))
+    return codec.dump_tagged(message)
 
 
 def from_packet(packet: bytes) -> Any:
     """Return the message that `to_packet` wrote. MessageError: the packet is something else."""
-    raw = codec.loads(packet)
-    if not isinstance(raw, dict) or raw.get("type") not in _TYPES:
-        raise codec.MessageError("unknown message")
-    return codec.parse(_TYPES[raw["type"]], raw)
+    return codec.parse_tagged(_TYPES, packet)
 
 
 def variables(env: Mapping[str, str]) -> tuple[str, ...]:

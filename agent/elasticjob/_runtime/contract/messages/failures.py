@@ -1,0 +1,79 @@
+"""How workers and worker pods fail, and how a job ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from elasticjob._runtime.contract.text import printable
+
+
+class FailureClass(str, Enum):
+    """Classes of failures of a worker, or of its whole node."""
+
+    USER_ERROR = "UserError"
+    """The training program failed: an exception, a non-zero exit code, a crash."""
+    OOM_KILLED = "OOMKilled"
+    """The kernel killed a process at the container's memory limit."""
+    KILLED = "Killed"
+    """A signal from outside ended the worker."""
+    COLLECTIVE_FAILED = "CollectiveFailed"
+    """A collective failed because a peer failed. It is the root cause only if no other failure is known."""
+    HANG = "Hang"
+    """The worker made no progress within the progress timeout."""
+    NODE_LOST = "NodeLost"
+    """The node, or the connection to it, was lost."""
+    PREEMPTED = "Preempted"
+    """Kubernetes ended the pod: preemption, eviction, drain, or shutdown of its node."""
+    START_ERROR = "StartError"
+    """The command could not be executed."""
+    DEVICE_UNHEALTHY = "DeviceUnhealthy"
+    """The node cannot train: a GPU, memory, disk or clock problem, or a worker that SIGKILL does not end."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One failure of a worker or of a node."""
+
+    kind: FailureClass
+    pod: str
+    """Name of the pod."""
+    time: float
+    """When it happened; Unix seconds."""
+    rank: int | None = None
+    """Global rank of the worker; None if the whole node failed, or if no worker existed yet."""
+    exit_code: int | None = None
+    """None if the worker did not exit by itself."""
+    signal: str = ""
+    """Name of the signal that ended the worker, e.g. `SIGKILL`; empty if it exited."""
+    exception: str = ""
+    """Type name of the exception; empty if unknown."""
+    message: str = ""
+    """The exception's message, or the last lines of the worker's standard error. At most 1024 characters."""
+    step: int | None = None
+    """Hangs only: the last step that the worker reported; None if it reported none."""
+    waits_for_peers: bool = False
+    """Hangs only: the worker's stack shows that it waits in torch, where ranks wait for each other."""
+    suspected: bool = False
+    """DEVICE_UNHEALTHY only: a healthy machine may show the same. The first time, the job only moves away from it."""
+    ended_ranks: tuple[int, ...] = ()
+    """COLLECTIVE_FAILED only: global ranks of workers that had ended with success before. The coordinator adds
+    them."""
+
+    def __post_init__(self) -> None:
+        # A worker wrote them. They get to terminals, and to the API server, which refuses what is no Unicode.
+        object.__setattr__(self, "exception", printable(self.exception))
+        object.__setattr__(self, "message", printable(self.message))
+
+
+class Outcome(str, Enum):
+    """How a job, or the part of one node in it, ended."""
+
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    LEFT = "Left"
+    """The node left, for example because its pod was drained. The job goes on without it."""
+    SUPERSEDED = "Superseded"
+    """A newer pod has the node's index."""
+    ERROR = "Error"
+    """The agent could not do its work, e.g. it never reached the store."""

@@ -1,0 +1,150 @@
+"""What the coordinator and its store send to the agents."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from elasticjob._runtime.contract.messages.failures import Outcome
+from elasticjob._runtime.contract.names import RoundId
+
+
+@dataclass(frozen=True)
+class StartRound:
+    """A node's assignment in a new round: start the workers."""
+
+    round: RoundId
+    group_rank: int
+    """Rank of the node among the nodes of the round."""
+    group_world_size: int
+    """Nodes in the round."""
+    rank: int
+    """Global rank of the node's first worker; its other workers have the following ranks."""
+    world_size: int
+    """Workers in the round."""
+    role_rank: int
+    """Rank of the node's first worker within its role."""
+    role_world_size: int
+    """Workers of that role in the round."""
+    master_addr: str
+    """Address of the process-group store, on the node of group rank 0."""
+    master_port: int
+    restarts: int
+    """Restarts counted against the budget so far: TORCHELASTIC_RESTART_COUNT."""
+    max_restarts: int
+    """The budget."""
+    progress_timeout: float = 0.0
+    """Seconds without a step, after the first, that make a hang; 0 disables the check."""
+    hang_ends_round: bool = True
+    """False: a hang is only reported (`WorkersStalled`), and the workers are left running."""
+    state_known: bool = True
+    """False: no node of the round has a training state, although there was a round before. What a script has read ahead
+    of this round, such as a checkpoint, may be outdated."""
+    member_addresses: tuple[str, ...] = ()
+    """For group rank 0: `Announce.address` of each node of the round, each address once. Its store serves the workers
+    there before their nodes have links to it. Empty for the other nodes."""
+
+
+@dataclass(frozen=True)
+class Standby:
+    """The node is not in the current round: wait for `StartRound`."""
+
+    reason: str
+    redundant: bool = False
+    """The round is full without this node (torch's redundancy list)."""
+    provisional: StartRound | None = None
+    """For a script whose function can be called again: the ranks that the workers of this node would have if it joined
+    the present round as its last node, with `BEFORE_ROUNDS` and no address of a store. With these the node may run the
+    script up to its function ahead of the next round, in the processes that it has to start; `Ready` follows."""
+
+
+@dataclass(frozen=True)
+class Closed:
+    """No further round will form; a running round goes on. Nodes outside it get `Finish`."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class PlanEnd:
+    """The round will end at a step that all ranks can reach: hold the workers, and answer `StepReport` at once."""
+
+    round: RoundId
+    reason: str
+
+
+@dataclass(frozen=True)
+class EndRound:
+    """Stop the workers of the round, then answer `WorkersStopped`.
+
+    Without `last_step`, the node stops them: SIGTERM, `grace_seconds`, SIGKILL. With `last_step`, the workers stop by
+    themselves after that step within `grace_seconds`; a second `EndRound`, without it, follows for workers that do not.
+
+    The node keeps the round's process-group store up until `Finish` or the next `StartRound`.
+    """
+
+    round: RoundId
+    grace_seconds: float
+    reason: str
+    planned: bool = False
+    """The end was planned: a scale-up, a scale-down or a drain, not a failure."""
+    last_step: int | None = None
+    dump_stacks: bool = False
+    """A worker hangs: dump and report the stacks of this node's workers before stopping them."""
+
+
+@dataclass(frozen=True)
+class BreakRound:
+    """No node of the round counts a step any more: its collectives may be broken. Answers `NodeResultsEnded`."""
+
+    round: RoundId
+    discard: bool = False
+    """Other nodes have broken theirs before: the state of this node may have a part of a broken result."""
+
+
+@dataclass(frozen=True)
+class Finish:
+    """Last message to this node: write the termination message and exit."""
+
+    outcome: Outcome
+    reason: str
+    """CamelCase, for programs."""
+    message: str = ""
+    """Details, for people."""
+
+
+@dataclass(frozen=True)
+class MachineEnd:
+    """When the node's machine ends, as it is announced. Sent when that changes, and after an `Announce` of a node whose
+    end is known or has been withdrawn."""
+
+    seconds: float | None
+    """Seconds from now, 0 or more; None: the end is announced no longer."""
+
+
+@dataclass(frozen=True)
+class StandbyStore:
+    """The standby store, to which the nodes go when they lose the present one.
+
+    The operator sends it to the store, which sends it to its nodes: after each `Announce`, and when it changes.
+    """
+
+    incarnation: int
+    host: str
+    """Address of its pod; empty: there is no standby store."""
+    port: int
+
+
+NO_STANDBY_STORE = StandbyStore(-1, "", 0)
+
+
+@dataclass(frozen=True)
+class StoreActive:
+    """This store, which was passive when the node connected, is the job's store from now on."""
+
+
+CoordinatorToNode: TypeAlias = StartRound | Standby | PlanEnd | EndRound | BreakRound | Closed | Finish | MachineEnd
+
+
+StoreToNode: TypeAlias = StandbyStore | StoreActive
+"""Messages about stores, for the node's side of the control link."""
