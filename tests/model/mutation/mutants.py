@@ -150,7 +150,7 @@ MUTANTS = (
     ),
     _rendezvous(
         "members are lost without the grace for a reconnect",
-        "state",
+        "agents",
         "now >= self.disconnected_at + RECONNECT_GRACE",
         "now >= self.disconnected_at",
     ),
@@ -219,7 +219,7 @@ MUTANTS = (
     _rendezvous("all nodes join, also beyond the target", "rank_assignment", "n.index))[:size]", "n.index))"),
     _rendezvous(
         "a node with an older round joins the next one",
-        "state",
+        "queries",
         "or node.stale_round is not None or departure",
         "or departure",
     ),
@@ -356,7 +356,7 @@ MUTANTS = (
     ),
     _rendezvous(
         "half of the nodes suffice without a confirmation",
-        "state",
+        "round",
         "return self.missing > 0 and 2 * self.missing >= self.size",
         "return self.missing > 0 and 2 * self.missing > self.size",
     ),

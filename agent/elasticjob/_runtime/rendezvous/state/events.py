@@ -1,0 +1,58 @@
+"""What happens to a coordinator (events), and what it does (effects)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from elasticjob._runtime.contract.messages import (
+    CoordinatorToNode,
+    NodeToCoordinator,
+    OperatorView,
+    StoreToNode,
+)
+
+
+@dataclass(frozen=True)
+class NodeMessage:
+    """A node sent a message. The first one of a connection is its `Announce`."""
+
+    agent_id: str
+    message: NodeToCoordinator
+
+
+@dataclass(frozen=True)
+class NodeDisconnected:
+    """The link of a node closed."""
+
+    agent_id: str
+
+
+@dataclass(frozen=True)
+class OperatorViewReceived:
+    """The operator sent its view."""
+
+    view: OperatorView
+
+
+@dataclass(frozen=True)
+class Tick:
+    """The time that `rounds.next_deadline` returned has come."""
+
+
+@dataclass(frozen=True)
+class NewerStoreSeen:
+    """A node reported that it has connected to a store of a higher incarnation."""
+
+    incarnation: int
+
+
+CoordinatorEvent: TypeAlias = NodeMessage | NodeDisconnected | OperatorViewReceived | NewerStoreSeen | Tick
+
+
+@dataclass(frozen=True)
+class SendToNode:
+    """Send a message to a node. If its link is down, the answer to its next `Announce` makes up for the message."""
+
+    agent_id: str
+    message: CoordinatorToNode | StoreToNode
