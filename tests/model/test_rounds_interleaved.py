@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticjob._runtime.contract.messages import OperatorView, WorkersStopped
-from elasticjob._runtime.rendezvous import apply_event
 from elasticjob._runtime.rendezvous.decision import RoundDecision, Rule
-from elasticjob._runtime.rendezvous.rounds import round_end, rounds
+from elasticjob._runtime.rendezvous.event_handlers import agent_messages, apply_event, operator_views
+from elasticjob._runtime.rendezvous.rounds import round_conclusion, rounds
 from elasticjob._runtime.rendezvous.state import CoordinatorState, Node
 from support.rounds_explorer import explore, search
 from support.rounds_invariants import broken_invariants, liveness_violation
@@ -159,7 +159,7 @@ def _conclude_early(state: CoordinatorState, now: float) -> RoundDecision | None
     return _conclude_round(state, now)
 
 
-_conclude_round = round_end.conclude_round
+_conclude_round = round_conclusion.conclude_round
 
 
 def _apply_to_any_round(state: CoordinatorState, node: Node, message: WorkersStopped) -> CoordinatorState:
@@ -169,7 +169,7 @@ def _apply_to_any_round(state: CoordinatorState, node: Node, message: WorkersSto
     return _apply_worker_state(state, node, message)
 
 
-_apply_worker_state = apply_event._apply_worker_state
+_apply_worker_state = agent_messages.apply_worker_state
 
 
 def _charge_again(state: CoordinatorState, view: OperatorView, now: float) -> CoordinatorState:
@@ -182,7 +182,7 @@ def _charge_again(state: CoordinatorState, view: OperatorView, now: float) -> Co
     )
 
 
-_apply_operator_view = apply_event._apply_operator_view
+_apply_operator_view = operator_views.apply_operator_view
 
 
 def _with_rule(number: int, rule: Rule) -> tuple[Rule, ...]:
@@ -199,8 +199,8 @@ def _with_rule(number: int, rule: Rule) -> tuple[Rule, ...]:
             ("fail",),
             "while_its_workers_run",
         ),
-        (apply_event, "_apply_worker_state", _apply_to_any_round, ("late",), "old_messages_have_no_effect"),
-        (apply_event, "_apply_operator_view", _charge_again, ("fail",), "each_failure_is_charged_once"),
+        (agent_messages, "apply_worker_state", _apply_to_any_round, ("late",), "old_messages_have_no_effect"),
+        (apply_event, "apply_operator_view", _charge_again, ("fail",), "each_failure_is_charged_once"),
     ],
 )
 def test_a_seeded_bug_is_found(

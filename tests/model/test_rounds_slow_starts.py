@@ -10,10 +10,10 @@ from types import ModuleType
 import pytest
 
 from elasticjob._runtime.contract.messages import Standby
-from elasticjob._runtime.rendezvous import apply_event
 from elasticjob._runtime.rendezvous.decision import RoundDecision
+from elasticjob._runtime.rendezvous.event_handlers import apply_event, standbys
 from elasticjob._runtime.rendezvous.observations import slow_starts
-from elasticjob._runtime.rendezvous.rounds import rounds
+from elasticjob._runtime.rendezvous.rounds import round_start
 from elasticjob._runtime.rendezvous.state import CoordinatorState, Node
 from support.rounds_explorer import explore
 from support.rounds_invariants import broken_invariants, liveness_violation
@@ -123,14 +123,14 @@ def _always_ready(state: CoordinatorState, nodes: Iterable[Node]) -> RoundDecisi
     return replace(decision, state=state)
 
 
-_stand_by = apply_event.stand_by
+_stand_by = standbys.stand_by
 
 
 @pytest.mark.parametrize(
     ("module", "name", "value", "found"),
     [
         (slow_starts, "without_slow_starts", lambda *_: None, "survivors_do_not_wait_for_a_long_start"),
-        (rounds, "stand_by", lambda state, _: RoundDecision(state), "a_node_outside_starts_its_processes"),
+        (round_start, "stand_by", lambda state, _: RoundDecision(state), "a_node_outside_starts_its_processes"),
         (apply_event, "stand_by", _always_ready, "no_round_ends_for_a_node_that_has_to_start_processes"),
     ],
 )

@@ -82,61 +82,61 @@ MUTANTS = (
     # ---- the end of a round
     _rendezvous(
         "success with one member still running",
-        "round_end",
+        "round_conclusion",
         "if not all(m.state is MemberState.SUCCEEDED and not m.lost for m in round_.members.values()):",
         "if sum(m.state is not MemberState.SUCCEEDED or m.lost for m in round_.members.values()) > 1:",
     ),
     _rendezvous(
         "success although a member was lost",
-        "round_end",
+        "round_conclusion",
         "m.state is MemberState.SUCCEEDED and not m.lost for m",
         "m.state is MemberState.SUCCEEDED or m.lost for m",
     ),
     _rendezvous(
         "a failure is never charged",
-        "round_end",
+        "round_conclusion",
         "charged = reason is EndReason.WORKER_FAILED and ",
         "charged = False and ",
     ),
     _rendezvous(
         "lost nodes are charged",
-        "round_end",
+        "round_conclusion",
         "charged = reason is EndReason.WORKER_FAILED and ",
         "charged = reason in (EndReason.WORKER_FAILED, EndReason.AGENT_LOST) and ",
     ),
     _rendezvous(
         "what status has charged is charged again",
-        "round_end",
+        "round_conclusion",
         " and not state.is_counted(round_.id)",
         "",
     ),
     _rendezvous(
         "one restart more than the budget",
-        "round_end",
+        "round_conclusion",
         "state.charged_at(ended.time) >= state.settings.max_restarts",
         "state.charged_at(ended.time) > state.settings.max_restarts",
     ),
     _rendezvous(
         "one restart less than the budget",
-        "round_end",
+        "round_conclusion",
         "state.charged_at(ended.time) >= state.settings.max_restarts",
         "state.charged_at(ended.time) + 1 >= state.settings.max_restarts",
     ),
     _rendezvous(
         "failures on lost nodes are the cause",
-        "round_end",
+        "round_conclusion",
         "cause = root_cause(f for f in round_.failures if f.pod not in excused)",
         "cause = root_cause(round_.failures)",
     ),
     _rendezvous(
         "a broken collective is charged although a node was lost",
-        "round_end",
+        "round_conclusion",
         "if cause and not (broken_collective and (excused or ending.reason is not EndReason.WORKER_FAILED)):",
         "if cause:",
     ),
     _rendezvous(
         "a round is concluded before its last member has stopped",
-        "round_end",
+        "round_conclusion",
         "round_.ending is None or not all(m.accounted_for for m in round_.members.values()):\n"
         "        return None\n    ended",
         "round_.ending is None or sum(not m.accounted_for for m in round_.members.values()) > 1:\n"
@@ -156,13 +156,13 @@ MUTANTS = (
     ),
     _rendezvous(
         "a node that left the link is never lost",
-        "round_end",
+        "lost_members",
         "if node is None or node.expired(now):\n        return True",
         "if node is None:\n        return True",
     ),
     _rendezvous(
         "a lost node joins before its workers have stopped",
-        "round_end",
+        "lost_members",
         "stale_round=round_.id, unresponsive",
         "stale_round=None, unresponsive",
     ),
@@ -225,7 +225,7 @@ MUTANTS = (
     ),
     _rendezvous(
         "two nodes suffice where three are needed",
-        "rounds",
+        "round_start",
         "if has_survivor and len(ready) >= state.settings.min_nodes:",
         "if has_survivor and len(ready) >= state.settings.min_nodes - 1:",
     ),
@@ -257,13 +257,13 @@ MUTANTS = (
     # ---- messages and links
     _rendezvous(
         "messages of an old round count",
-        "apply_event",
+        "agent_messages",
         "if round_ is None or message.round != round_.id:\n        return state\n    member",
         "if round_ is None:\n        return state\n    member",
     ),
     _rendezvous(
         "an older view of the operator is applied",
-        "apply_event",
+        "operator_views",
         "if (view.lease, view.sequence) <= (state.operator_view.lease, state.operator_view.sequence):",
         "if False:",
     ),
@@ -275,19 +275,19 @@ MUTANTS = (
     ),
     _rendezvous(
         "a reconnected member is not sent what it missed",
-        "apply_event",
+        "announcements",
         "return RoundDecision(state, (SendToNode(node.agent_id, end),), reason)",
         "return RoundDecision(state, (), reason)",
     ),
     _rendezvous(
         "a member that leaves is displaced by the pod that replaces it",
-        "apply_event",
+        "announcements",
         "return newer or (other.incarnation < node.incarnation and _must_stop(state, other))",
         "return newer",
     ),
     _rendezvous(
         "a node with an older round is not sent the end of it",
-        "apply_event",
+        "announcements",
         "    if last is not None and last.state is not MemberState.STOPPED:\n        return stop_stale_round",
         "    if False:\n        return stop_stale_round",
     ),
@@ -331,7 +331,7 @@ MUTANTS = (
     ),
     _rendezvous(
         "an outcome from the operator is not adopted",
-        "round_end",
+        "job_outcome",
         "if finish is None or state.outcome is not None:",
         "if True or finish is None:",
     ),
@@ -475,7 +475,7 @@ MUTANTS = (
     ),
     _rendezvous(
         "a round ends for any joining node",
-        "rounds",
+        "round_size",
         "    if places <= 0:\n",
         "    if free <= 0 or not joining:\n",
     ),
@@ -506,13 +506,13 @@ MUTANTS = (
     ),
     _rendezvous(
         "what a rule ignores is charged",
-        "round_end",
+        "round_conclusion",
         "counts = rule.action not in UNCOUNTED_ACTIONS",
         "counts = True",
     ),
     _rendezvous(
         "FailJob restarts the workers",
-        "round_end",
+        "round_conclusion",
         "failed_by_rule = ended.action is FailureAction.FAIL_JOB",
         "failed_by_rule = False",
     ),
@@ -563,25 +563,25 @@ MUTANTS = (
     # ---- restartStrategy Recreate, successPolicy Any
     _rendezvous(
         "Recreate keeps one pod of the round",
-        "round_end",
+        "round_conclusion",
         "return dict.fromkeys((m.pod for m in round_.members.values()), why)",
         "return dict.fromkeys((m.pod for m in tuple(round_.members.values())[1:]), why)",
     ),
     _rendezvous(
         "Recreate keeps the pods that a lost node leaves",
-        "round_end",
+        "round_conclusion",
         "fault = ended.reason in (EndReason.WORKER_FAILED, EndReason.AGENT_LOST)",
         "fault = ended.reason is EndReason.WORKER_FAILED",
     ),
     _rendezvous(
         "Any waits for all members",
-        "round_end",
+        "round_conclusion",
         "if state.settings.success_policy is SuccessPolicy.ANY:",
         "if False:",
     ),
     _rendezvous(
         "Any ends the job at the first failure",
-        "round_end",
+        "round_conclusion",
         "next((m.pod for m in round_.members.values() if m.state is MemberState.SUCCEEDED), None)",
         "next((m.pod for m in round_.members.values() if m.state.value in ('Succeeded', 'Failed')), None)",
     ),

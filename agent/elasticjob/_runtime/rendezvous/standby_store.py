@@ -19,8 +19,8 @@ from dataclasses import replace
 from elasticjob._runtime.contract.messages import NO_STANDBY_STORE, StoreActive
 from elasticjob._runtime.contract.text import with_noun
 from elasticjob._runtime.rendezvous import node_ends
-from elasticjob._runtime.rendezvous.apply_event import announce_node
 from elasticjob._runtime.rendezvous.decision import RoundDecision
+from elasticjob._runtime.rendezvous.event_handlers.announcements import announce_node
 from elasticjob._runtime.rendezvous.state import RECOVERY_TIMEOUT, CoordinatorState, SendToNode
 from elasticjob._runtime.rendezvous.store_recovery import count_newest_round
 

@@ -1,9 +1,8 @@
 """The rules of rounds: `decide(state, event, now) -> RoundDecision(state, effects, reason)`. Pure.
 
-`apply_event` changes the state by an event. `apply_rules` then applies the first of RULES that fits, until none does.
-This module has the rules that start a round, resize it, and release nodes; `round_end` has those that end one.
-`store_pod.coordinator` does the I/O. `contract.messages` describes the states of a member and the reasons for which a
-round ends.
+`event_handlers.apply_event` changes the state by an event. `apply_rules` then applies the first of RULES that fits,
+until none does. Each rule has its module beside this one, such as `round_start` or `round_end`. `store_pod.coordinator`
+does the I/O. `contract.messages` describes the states of a member and the reasons for which a round ends.
 
     Gathering ──start round──► Running ──broken, resized──► Ending ──conclude──► Gathering
         ▲                         │ all workers succeeded      │ maxRestarts used up
@@ -15,47 +14,36 @@ Recovery may also lead to Running, if the round that the store found goes on, or
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
-from functools import partial
 
-from elasticjob._runtime.contract.messages import Announce, EndReason, Finish, HangAction, MemberState, Outcome
-from elasticjob._runtime.contract.names import RoundId
-from elasticjob._runtime.contract.text import with_noun
+from elasticjob._runtime.contract.messages import Announce, MemberState
 from elasticjob._runtime.rendezvous import standby_store, store_recovery
-from elasticjob._runtime.rendezvous.apply_event import apply_event, stand_by, stop_stale_round
-from elasticjob._runtime.rendezvous.decision import RoundDecision, Rule, join_reasons, pod_names
+from elasticjob._runtime.rendezvous.decision import RoundDecision, Rule, join_reasons
 from elasticjob._runtime.rendezvous.event_batch import Settled, changes_no_rule, count_open, follow, may_wait
-from elasticjob._runtime.rendezvous.observations import slow_starts, stalls
-from elasticjob._runtime.rendezvous.rounds import confirmation, planned_end, rank_assignment, restart_delay
+from elasticjob._runtime.rendezvous.event_handlers.apply_event import apply_event
+from elasticjob._runtime.rendezvous.observations import stalls
+from elasticjob._runtime.rendezvous.rounds import confirmation, planned_end, restart_delay
+from elasticjob._runtime.rendezvous.rounds.job_outcome import adopt_outcome
+from elasticjob._runtime.rendezvous.rounds.lost_members import expire_lost_nodes, mark_finished_as_stopped
+from elasticjob._runtime.rendezvous.rounds.recovered_round import finish_recovery
+from elasticjob._runtime.rendezvous.rounds.release import release_departing_nodes
 from elasticjob._runtime.rendezvous.rounds.round_break import break_round
+from elasticjob._runtime.rendezvous.rounds.round_conclusion import conclude_round, declare_success
 from elasticjob._runtime.rendezvous.rounds.round_end import (
-    adopt_outcome,
     advance_planned_end,
-    begin_end,
-    begin_scale_down,
-    conclude_round,
-    declare_success,
     end_broken_round,
-    expire_lost_nodes,
-    mark_finished_as_stopped,
     stop_deadline,
 )
+from elasticjob._runtime.rendezvous.rounds.round_size import resize_round
+from elasticjob._runtime.rendezvous.rounds.round_start import form_round
 from elasticjob._runtime.rendezvous.state import (
     RECONNECT_GRACE,
     CoordinatorEvent,
     CoordinatorState,
-    Node,
     NodeDisconnected,
     NodeMessage,
-    Round,
     SendToNode,
-    candidates,
-    departure_reason,
-    expected_pod,
-    missing_pods,
-    superseded,
-    topology_of,
 )
 
 
@@ -206,189 +194,9 @@ def next_deadline(state: CoordinatorState, now: float) -> float | None:
     return min((t for t in times if t > now), default=None)
 
 
-def _release_departing_nodes(state: CoordinatorState, now: float) -> RoundDecision | None:
-    """Send `Finish` to nodes outside the round that are leaving; if the rendezvous is closed, to all outside it."""
-    if state.recovering_until is not None or state.outcome is not None:
-        return None
-    members = state.round.members.keys() if state.round else ()
-    outside = [n for n in state.nodes.values() if n.disconnected_at is None and n.agent_id not in members]
-    departing = [n for n in outside if state.closed_reason or departure_reason(state, n)]
-    if not departing:
-        return None
-    effects = tuple(SendToNode(n.agent_id, _release_message(state, n)) for n in departing)
-    released = {n.agent_id for n in departing}
-    nodes = {agent_id: n for agent_id, n in state.nodes.items() if agent_id not in released}
-    return RoundDecision(replace(state, nodes=nodes), effects, f"{pod_names(n.pod for n in departing)} released")
-
-
-def _release_message(state: CoordinatorState, node: Node) -> Finish:
-    if superseded(state, node):
-        return Finish(Outcome.SUPERSEDED, "Superseded", departure_reason(state, node))
-    if state.closed_reason:
-        return Finish(Outcome.LEFT, "RendezvousClosed", state.closed_reason)
-    return Finish(Outcome.LEFT, "NodeLeft", departure_reason(state, node))
-
-
-def _finish_recovery(state: CoordinatorState, now: float) -> RoundDecision | None:
-    """Restore the round that a successor store found, or end it, or go on without one."""
-    recovery = store_recovery.evaluate_recovery(state, now)
-    if recovery is None:
-        return None
-    found = recovery.round
-    state = replace(state, recovering_until=None, recovery_failures={})
-    outsiders = [n for n in state.nodes.values() if found is None or n.agent_id not in found.members]
-    decision = RoundDecision(state, reason=recovery.reason)
-    for node in outsiders:
-        if node.membership is not None and node.membership.state is not MemberState.STOPPED:
-            decision = decision.then(stop_stale_round(decision.state, node, node.membership.assignment.round))
-    if found is None:
-        return replace(decision, state=store_recovery.with_last_round(decision.state))
-    # Each store incarnation numbers its own rounds.
-    own = found.id.store_incarnation == state.store_incarnation
-    state = replace(
-        decision.state,
-        round=found,
-        round_number=max(state.round_number, found.id.number) if own else state.round_number,
-        rounds=state.rounds + 1,
-        last_members=tuple(found.members),
-    )
-    decision = replace(decision, state=state)
-    if recovery.end is None:
-        assignments = tuple(SendToNode(agent_id, member.assignment) for agent_id, member in found.members.items())
-        continued = replace(decision, effects=decision.effects + assignments)
-        # One that has to start processes begins now: it is not to be taken into a round before they wait.
-        waiting = [n for n in outsiders if n.disconnected_at is None and state.nodes[n.agent_id].stale_round is None]
-        return continued.then(stand_by(state, waiting))
-    return decision.then(begin_end(state, found, recovery.end, recovery.reason, now))
-
-
-def _resize_round(state: CoordinatorState, now: float) -> RoundDecision | None:
-    """End a running round for a lower target, or for joining nodes; never once a member has succeeded.
-
-    A round with free places waits for the stabilization window, so that nodes which come one after the other join
-    together. It does not wait if it becomes full, or if no further pod is expected.
-    """
-    round_ = state.round
-    if round_ is None or round_.ending is not None or not round_.formed_at or state.closed_reason:
-        return None
-    if any(m.state is MemberState.SUCCEEDED for m in round_.members.values()):
-        return None
-    free = state.settings.target - len(round_.members)
-    if free < 0:
-        return begin_scale_down(state, round_, now)
-    joining = [n for n in _wanted_ready_nodes(state) if n.agent_id not in round_.members]
-    places = state.settings.round_size(len(round_.members) + len(joining)) - len(round_.members)
-    if places <= 0:
-        return None if state.joiners_since is None else RoundDecision(replace(state, joiners_since=None))
-    since = now if state.joiners_since is None else state.joiners_since
-    may_wait = now < since + state.settings.scale_up_stabilization and len(joining) < free
-    if may_wait and (not state.operator_seen or any(missing_pods(state, ready=True))):
-        return RoundDecision(replace(state, joiners_since=since)) if state.joiners_since is None else None
-    message = f"{with_noun(places, 'node')} can join: {pod_names(n.pod for n in joining[:places])}"
-    return begin_end(state, round_, EndReason.SCALING_UP, message, now, on_plan=True)
-
-
-def _wanted_ready_nodes(state: CoordinatorState) -> list[Node]:
-    """Return the ready candidates, without those beyond the target and the spares: the operator deletes their pods."""
-    return [n for n in candidates(state) if n.ready and n.index < state.settings.desired_pods]
-
-
-def _form_round(state: CoordinatorState, now: float) -> RoundDecision | None:
-    """Start a round as soon as no further node is expected. The last call bounds the wait for nodes of unknown number.
-
-    After a fault the surviving nodes start as soon as at least `min_nodes` are ready; others join later.
-    """
-    if (
-        state.round is not None
-        or state.outcome is not None
-        or state.recovering_until is not None
-        or state.restart_delay is not None
-        or state.closed_reason
-    ):
-        return None
-    pool = candidates(state)
-    has_survivor = not {n.agent_id for n in pool}.isdisjoint(state.last_members)
-    ready = [n for n in pool if n.ready]
-    if has_survivor and len(ready) < state.settings.target and _reconnecting_members(state, now):
-        return None
-    if has_survivor and len(ready) >= state.settings.min_nodes:
-        without = slow_starts.without_slow_starts(state, ready, partial(_chosen, state))
-        if without is not None:
-            return _start_round(state, without.pool, without.reason, now, without.left_out)
-        return _start_round(state, ready, "all nodes that are ready", now)
-    if len(pool) < state.settings.min_nodes:
-        idle = state.last_call_at is None and state.confirmation_requested_at is None
-        return None if idle else RoundDecision(replace(state, last_call_at=None, confirmation_requested_at=None))
-    if len(pool) >= state.settings.target:
-        return _start_round(state, pool, "the target is reached", now)
-    if state.operator_seen and not any(missing_pods(state, ready=False)):
-        return _start_round(state, pool, "no further node is expected", now)
-    if state.last_call_at is None:
-        timeout = state.settings.last_call_timeout
-        reason = f"last call: waiting up to {timeout:g} s for more nodes"
-        return RoundDecision(replace(state, last_call_at=now + timeout), reason=reason)
-    return _start_round(state, pool, "the last call is over", now) if now >= state.last_call_at else None
-
-
-def _reconnecting_members(state: CoordinatorState, now: float) -> list[Node]:
-    """Return members of the last round whose link has just closed. A round without them would soon end for them."""
-    last = (state.nodes.get(agent_id) for agent_id in state.last_members)
-    return [n for n in last if n and n.disconnected_at is not None and not n.expired(now) and _may_return(state, n)]
-
-
-def _may_return(state: CoordinatorState, node: Node) -> bool:
-    wanted = not state.operator_seen or expected_pod(state, node.index) is not None
-    return wanted and node.index < state.settings.desired_pods and not departure_reason(state, node)
-
-
-def _chosen(state: CoordinatorState, pool: Sequence[Node]) -> list[Node]:
-    """Return the nodes of the pool that a round would have, in order of group rank."""
-    settings = state.settings
-    size, place = settings.round_size(len(pool)), partial(topology_of, state)
-    return rank_assignment.choose_nodes(pool, state.last_members, size, settings.desired_pods, place)
-
-
-def _start_round(
-    state: CoordinatorState, pool: Sequence[Node], why: str, now: float, left_out: Sequence[Node] = ()
-) -> RoundDecision | None:
-    """Assign ranks to the chosen nodes of the pool; if a confirmation is needed first, request it.
-
-    `left_out`: nodes outside the pool that stand by, as those of the pool that are not chosen.
-    """
-    if confirmation.needs_confirmation(state, now):
-        requested = confirmation.request_confirmation(state, now)
-        reason = f"{confirmation.describe_missing(state)}; the operator is asked whether this is the only store"
-        return None if requested is None else RoundDecision(requested, reason=reason)
-    settings, chosen = state.settings, _chosen(state, pool)
-    round_id = RoundId(state.attempt, state.store_incarnation, state.round_number + 1)
-    members = rank_assignment.assign_ranks(
-        chosen,
-        round_id,
-        restarts=state.charged,
-        max_restarts=settings.max_restarts,
-        progress_timeout=settings.progress_timeout,
-        hang_ends_round=settings.hang_action is not HangAction.EVENT,
-        state_known=state.rounds == 0 or any(node.has_state for node in chosen),
-    )
-    state = replace(
-        state,
-        round=Round(round_id, members),
-        round_number=round_id.number,
-        rounds=state.rounds + 1,
-        last_members=tuple(members),
-        last_call_at=None,
-        joiners_since=None,
-        confirmation_requested_at=None,
-        confirmed_until=None,
-    )
-    effects = tuple(SendToNode(agent_id, member.assignment) for agent_id, member in members.items())
-    started = RoundDecision(state, effects, f"round {round_id} starts with {with_noun(len(members), 'node')}: {why}")
-    return started.then(stand_by(state, [n for n in (*pool, *left_out) if n.agent_id not in members]))
-
-
 RULES: tuple[Rule, ...] = (
     adopt_outcome,
-    _finish_recovery,
+    finish_recovery,
     mark_finished_as_stopped,
     expire_lost_nodes,
     declare_success,
@@ -397,9 +205,9 @@ RULES: tuple[Rule, ...] = (
     break_round,
     conclude_round,
     stalls.name_stalled_worker,
-    _release_departing_nodes,
-    _resize_round,
+    release_departing_nodes,
+    resize_round,
     restart_delay.end_delay,
-    _form_round,
+    form_round,
 )
 """In order of precedence: what has ended is settled before a new round starts."""

@@ -70,6 +70,12 @@ def waits_to_break(state: CoordinatorState) -> bool:
     return state.round is not None and any(has_ended_results(state, agent_id) for agent_id in state.round.members)
 
 
+def may_run_workers(state: CoordinatorState, node: Node) -> bool:
+    """Return whether workers of the current round may run there, because its member has not stopped or been lost."""
+    member = state.round.members.get(node.agent_id) if state.round else None
+    return member is not None and not member.accounted_for
+
+
 def candidates(state: CoordinatorState) -> list[Node]:
     """Return the nodes that may be in a round that starts now."""
     return [n for n in state.nodes.values() if _eligible(state, n)]

@@ -1,0 +1,175 @@
+"""What follows from an agent that announces itself: it is a member, has an old round, is superseded, or waits. Pure."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+from elasticjob._runtime.contract.messages import (
+    ANY_INDEX,
+    Announce,
+    Closed,
+    EndRound,
+    Finish,
+    MemberState,
+    Outcome,
+)
+from elasticjob._runtime.contract.names import RoundId
+from elasticjob._runtime.rendezvous.decision import RoundDecision
+from elasticjob._runtime.rendezvous.event_handlers.agent_messages import with_ended_results
+from elasticjob._runtime.rendezvous.event_handlers.standbys import stand_by
+from elasticjob._runtime.rendezvous.rounds import confirmation
+from elasticjob._runtime.rendezvous.rounds.round_end import end_message
+from elasticjob._runtime.rendezvous.state import (
+    RECOVERY_TIMEOUT,
+    CoordinatorState,
+    Member,
+    Node,
+    Round,
+    SendToNode,
+    may_run_workers,
+    node_with_same_index,
+    set_member,
+    set_node,
+    superseded,
+)
+
+
+def announce_node(state: CoordinatorState, node: Node, now: float) -> RoundDecision:
+    """Return the state with a node that has announced itself, and the answer to it."""
+    agent_id = node.agent_id
+    if state.outcome is not None:
+        finish = Finish(state.outcome, state.outcome_reason)
+        reason = f"{node.pod} announced itself after the end of the job"
+        return RoundDecision(set_node(state, node), (SendToNode(agent_id, finish),), reason)
+    other = node_with_same_index(state, node)
+    if superseded(state, node) and not _must_stop(state, node):
+        finish = Finish(Outcome.SUPERSEDED, "Superseded", f"a newer pod has index {node.index}")
+        reason = f"{node.pod} is superseded: a newer pod has index {node.index}"
+        return RoundDecision(state, (SendToNode(agent_id, finish),), reason)
+    closed = (SendToNode(agent_id, Closed(state.closed_reason)),) if state.closed_reason else ()
+    displaced = other if other is not None and not _stays(state, other, node) else None
+    state = _remove_node(state, displaced)
+    answer = RoundDecision(state, (*_displaced(displaced), *closed))
+    if state.recovering_until is not None:
+        if not state.nodes:
+            state = replace(state, recovering_until=now + RECOVERY_TIMEOUT)
+        state = replace(state, announced_at=now) if state.took_over else state
+        return answer.then(RoundDecision(set_node(state, node), reason=f"{node.pod} announced itself during recovery"))
+    return answer.then(_connect_node(state, node, now))
+
+
+def _stays(state: CoordinatorState, other: Node, node: Node) -> bool:
+    """Return whether `other` stays beside `node`, which announces the same index.
+
+    A newer node does. So does an older one that still has workers: its pod is being deleted, and they have time to
+    save. The round, and so the next one, waits for it as for every member that leaves.
+    """
+    newer = other.incarnation > node.incarnation
+    return newer or (other.incarnation < node.incarnation and _must_stop(state, other))
+
+
+def _must_stop(state: CoordinatorState, node: Node) -> bool:
+    """Return whether the node has workers of the present round, or of the one that this store may find."""
+    if state.recovering_until is None:
+        return may_run_workers(state, node)
+    return node.membership is not None and node.membership.state is not MemberState.STOPPED
+
+
+def _displaced(node: Node | None) -> tuple[SendToNode, ...]:
+    """Return the last message to a node whose index another one has taken: without it, the node would wait forever."""
+    if node is None or node.disconnected_at is not None:
+        return ()
+    why = f"another agent has announced itself with index {node.index}"
+    return (SendToNode(node.agent_id, Finish(Outcome.SUPERSEDED, "Superseded", why)),)
+
+
+def announced_node(state: CoordinatorState, agent_id: str, announce: Announce, now: float) -> Node:
+    """Return the node that an `Announce` describes, with what this store knows of it from earlier connections."""
+    known = state.nodes.get(agent_id)
+    index = announce.index
+    if index == ANY_INDEX:
+        index = known.index if known else _lowest_free_index(state, now)
+    node = Node(
+        agent_id=agent_id,
+        index=index,
+        incarnation=announce.incarnation,
+        pod=announce.pod,
+        address=announce.address,
+        store_port=announce.store_port,
+        local_world_size=announce.local_world_size,
+        role=announce.role,
+        ready=announce.ready,
+        membership=announce.membership,
+        leaving_reason=known.leaving_reason if known else "",
+        stale_round=known.stale_round if known else None,
+        has_state=known.has_state if known else False,
+        fork_disabled_reason=announce.fork_disabled_reason,
+        store_vanished=announce.store_vanished,
+        restartable=announce.restartable,
+        hang_guard=announce.hang_guard,
+        new_processes=announce.new_processes,
+        knows_machine_end=announce.knows_machine_end,
+        ended_in_time=known.ended_in_time if known else None,
+    )
+    last = announce.membership
+    return with_ended_results(state, node, last.assignment.round) if last and last.results_ended else node
+
+
+def _lowest_free_index(state: CoordinatorState, now: float) -> int:
+    taken = {n.index for n in state.nodes.values() if not n.expired(now)}
+    return next(index for index in itertools.count() if index not in taken)
+
+
+def _remove_node(state: CoordinatorState, node: Node | None) -> CoordinatorState:
+    if node is None:
+        return state
+    nodes = dict(state.nodes)
+    del nodes[node.agent_id]
+    return replace(state, nodes=nodes)
+
+
+def _connect_node(state: CoordinatorState, node: Node, now: float) -> RoundDecision:
+    """Add a node that (re)connects: as a member of the current round, in an older round that it must stop, or idle."""
+    member = state.round.members.get(node.agent_id) if state.round else None
+    if state.round is not None and member is not None and not member.lost:
+        return _reconnect_member(state, node, state.round, member, now)
+    last = node.membership
+    if last is not None and last.state is not MemberState.STOPPED:
+        return stop_stale_round(state, node, last.assignment.round)
+    state = set_node(state, replace(node, stale_round=None))
+    state = confirmation.record_stopped_node(state, node.agent_id, last.assignment.round if last else None)
+    return replace(stand_by(state, [state.nodes[node.agent_id]]), reason=f"{node.pod} announced itself")
+
+
+def stop_stale_round(state: CoordinatorState, node: Node, stale_round: RoundId) -> RoundDecision:
+    """Send a node that still runs an older round the end of it: until it has stopped, it cannot join a round."""
+    end = EndRound(stale_round, state.settings.stop_grace, "the job went on without this node")
+    state = set_node(state, replace(node, stale_round=stale_round))
+    return RoundDecision(state, (SendToNode(node.agent_id, end),), f"{node.pod} still runs round {stale_round}")
+
+
+def _reconnect_member(state: CoordinatorState, node: Node, round_: Round, member: Member, now: float) -> RoundDecision:
+    """Update a member from what its node announces, and send again what it may have missed."""
+    state = set_node(state, node)
+    last = node.membership
+    if last is not None and last.assignment.round == round_.id:
+        state = replace(state, round=_with_member_state(round_, node.agent_id, last.state))
+        if last.state is MemberState.STOPPED:
+            return RoundDecision(state, reason=f"{node.pod} reconnected")
+        if round_.ending is None:
+            # A node that was cut off has frozen its workers. The assignment, sent again, lets it resume them.
+            return RoundDecision(state, (SendToNode(node.agent_id, member.assignment),), f"{node.pod} reconnected")
+        end = end_message(state, round_, round_.ending, now)
+        reason = f"{node.pod} reconnected while its round ends"
+        return RoundDecision(state, (SendToNode(node.agent_id, end),), reason)
+    if round_.ending is not None:
+        stopped = replace(member, state=MemberState.STOPPED)
+        state = replace(state, round=set_member(round_, node.agent_id, stopped))
+        return RoundDecision(state, reason=f"{node.pod} reconnected without having started its round")
+    reason = f"{node.pod} reconnected without having received its assignment"
+    return RoundDecision(state, (SendToNode(node.agent_id, member.assignment),), reason)
+
+
+def _with_member_state(round_: Round, agent_id: str, reached: MemberState) -> Round:
+    return set_member(round_, agent_id, replace(round_.members[agent_id], state=reached))

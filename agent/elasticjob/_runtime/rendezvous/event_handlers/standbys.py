@@ -1,0 +1,84 @@
+"""What agents outside the round are sent while they wait. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from elasticjob._runtime.contract.messages import (
+    Standby,
+    StartRound,
+)
+from elasticjob._runtime.contract.names import BEFORE_ROUNDS
+from elasticjob._runtime.rendezvous.decision import RoundDecision
+from elasticjob._runtime.rendezvous.state import (
+    CoordinatorState,
+    Node,
+    Round,
+    SendToNode,
+    is_restartable,
+    set_node,
+)
+
+
+def standby_message(state: CoordinatorState, node: Node | None) -> Standby:
+    """Return the message for a connected node that is in no round; None: for a visitor."""
+    if state.round is None:
+        return Standby("waiting for more nodes")
+    provisional = _provisional_start(state, state.round, node) if node is not None else None
+    if state.round.ending is not None:
+        return Standby("waiting for the next round", provisional=provisional)
+    if provisional is not None and node is not None and node.new_processes.count:
+        reason = "a round runs without this node until its new processes are at their function"
+        return Standby(reason, provisional=provisional)
+    if len(state.round.members) >= state.settings.target:
+        return Standby("the round is full without this node", redundant=True, provisional=provisional)
+    return Standby("a round runs without this node", provisional=provisional)
+
+
+def stand_by(state: CoordinatorState, nodes: Iterable[Node]) -> RoundDecision:
+    """Send connected nodes outside the round what they wait for.
+
+    One that has to start processes begins with it, and is not ready until these wait at their function (`Ready`).
+    """
+    effects = []
+    for node in nodes:
+        message = standby_message(state, node)
+        effects.append(SendToNode(node.agent_id, message))
+        if message.provisional is not None and node.new_processes.count:
+            state = set_node(state, replace(node, ready=False, new_processes=replace(node.new_processes, count=0)))
+    return RoundDecision(state, tuple(effects))
+
+
+def stand_by_outside(state: CoordinatorState) -> RoundDecision:
+    members = state.round.members if state.round else {}
+    return stand_by(state, [n for n in state.nodes.values() if n.disconnected_at is None and n.agent_id not in members])
+
+
+def waits_with_starts(state: CoordinatorState, agent_id: str) -> bool:
+    """Return whether a node outside the running round has to start processes and has not begun."""
+    node = state.nodes[agent_id]
+    outside = state.round is not None and agent_id not in state.round.members
+    return outside and node.ready and node.new_processes.count > 0
+
+
+def _provisional_start(state: CoordinatorState, round_: Round, node: Node) -> StartRound | None:
+    """Return `Standby.provisional`; None unless the function of this job can be called again."""
+    if not is_restartable(state):
+        return None
+    members = [n for agent_id in round_.members if (n := state.nodes.get(agent_id))]
+    own, other = node.local_world_size, next(iter(round_.members.values())).assignment
+    role_size = sum(member.local_world_size for member in members if member.role == node.role)
+    return replace(
+        other,
+        round=BEFORE_ROUNDS,
+        group_rank=other.group_world_size,
+        group_world_size=other.group_world_size + 1,
+        rank=other.world_size,
+        world_size=other.world_size + own,
+        role_rank=role_size,
+        role_world_size=role_size + own,
+        master_addr="",
+        master_port=0,
+        member_addresses=(),
+    )
