@@ -28,8 +28,9 @@ from elasticjob._runtime.agent.round_stores import admit_workers
 from elasticjob._runtime.contract.messages import StartRound
 from elasticjob._runtime.contract.names import RoundId, StoreClients
 from elasticjob._runtime.store import wire
+from elasticjob._runtime.store.client_connection import ClientConnection
 from elasticjob._runtime.store.open_files import RESERVED_FILES, raise_open_file_limit
-from elasticjob._runtime.store.server import StoreServer, _Client
+from elasticjob._runtime.store.server import StoreServer
 from elasticjob._runtime.store.wire import Op
 from elasticjob._runtime.system.keep_alive import KeepAlive
 
@@ -149,7 +150,7 @@ class _Connection(asyncio.Transport):
 
 def _open(store: StoreServer, source: str, sock: socket.socket) -> _Connection:
     """Open a connection to the store, over which a worker has sent its first requests."""
-    connection, protocol = _Connection(source, sock), _Client(store)
+    connection, protocol = _Connection(source, sock), ClientConnection(store)
     protocol.connection_made(connection)
     protocol.get_buffer(-1)[: len(HELLO)] = HELLO
     protocol.buffer_updated(len(HELLO))
@@ -167,7 +168,7 @@ async def simulate(nodes: int, workers: int) -> dict[str, float]:
         connections = [_open(store, address(node), sock) for _ in range(workers) for node in range(nodes)]
         waiting = time.process_time()
         for node in range(nodes):
-            store.add_node(address(node))
+            store.connections.add_node(address(node))
         await _until(lambda: all(c.answer or c.is_closing() for c in connections))
         ended = time.process_time()
     reset = sum(c.is_closing() for c in connections)

@@ -9,7 +9,8 @@ import pytest
 
 from elasticjob._runtime.agent.round_stores import RoundStores
 from elasticjob._runtime.store import wire
-from elasticjob._runtime.store.server import Peer, StoreServer
+from elasticjob._runtime.store.connections import Peer
+from elasticjob._runtime.store.server import StoreServer
 from elasticjob._runtime.store.wire import Op
 
 

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from elasticjob._runtime.contract.names import StoreClients
 from elasticjob._runtime.store import wire
 from elasticjob._runtime.store.client import StoreClient
+from elasticjob._runtime.store.connections import Peer
 from elasticjob._runtime.store.last_requests import MAX_SIZE, LastRequests
-from elasticjob._runtime.store.server import Peer, StoreServer
+from elasticjob._runtime.store.server import StoreServer
 from elasticjob._runtime.store.wire import Limits, Op
 
 HELLO = wire.request(Op.VALIDATE, number=wire.MAGIC)
@@ -445,7 +446,7 @@ async def test_clients_on_a_nodes_address_are_served_once_the_node_has_its_link(
         for sent in (writer, other):
             sent.write(HELLO + wire.request(Op.ADD, [b"/k"], number=1))
         link = await nodes.link("127.0.0.2")
-        await until(lambda: len(nodes.server.waiting) == 2)
+        await until(lambda: len(nodes.server.connections.waiting) == 2)
         assert await own.num_keys() == 0
         link.authenticated(is_node=True)
         assert await asyncio.wait_for(reader.readexactly(8), 10) == wire.i64(1)
@@ -488,13 +489,13 @@ async def test_clients_on_the_addresses_of_expected_nodes_are_served_without_a_l
     """They may be earlier than the server knows what to expect."""
     async with Nodes(StoreClients.NODES, link_timeout=0.5) as nodes:
         early, later, other = [asyncio.ensure_future(served(nodes, f"127.0.0.{n}")) for n in (2, 2, 4)]
-        await until(lambda: sum(map(len, nodes.server.waiting.values())) == 3)
+        await until(lambda: sum(map(len, nodes.server.connections.waiting.values())) == 3)
         nodes.server.expect_nodes(["127.0.0.1", "::ffff:127.0.0.2", "127.0.0.3", "a-host-name"])
         assert await early
         assert await later
         assert await served(nodes, "127.0.0.3")
         assert not await other
-        assert not nodes.server.waiting
+        assert not nodes.server.connections.waiting
 
 
 async def test_an_address_without_a_link_is_expected_for_as_long_as_a_client_waits() -> None:
@@ -553,7 +554,7 @@ async def test_connections_that_do_not_authenticate_do_not_delay_a_node(sent: by
         assert asyncio.get_running_loop().time() - began < 1.0
         assert await member.add("n", 1) == 1
         await until(lambda: nodes.server.open_connections <= 23)
-        assert len(nodes.server.unauthenticated) <= 20
+        assert len(nodes.server.connections.unauthenticated) <= 20
         assert not nodes.peers[0].transport.is_closing()
         assert nodes.server.counters.dropped["too-many-unauthenticated"] >= 180
         for _, writer in idle:
