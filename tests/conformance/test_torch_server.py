@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from elasticjob._runtime.store.client import StoreClient
+from support.store_client import StoreClient
 
 pytestmark = pytest.mark.torch
 dist: Any = pytest.importorskip("torch.distributed")

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from elasticjob._runtime.contract.names import StoreClients
 from elasticjob._runtime.store import wire
-from elasticjob._runtime.store.client import StoreClient
 from elasticjob._runtime.store.connections import Peer
 from elasticjob._runtime.store.last_requests import MAX_SIZE, LastRequests
 from elasticjob._runtime.store.server import StoreServer
 from elasticjob._runtime.store.wire import Limits, Op
+from support.store_client import StoreClient
 
 HELLO = wire.request(Op.VALIDATE, number=wire.MAGIC)
 Start = Callable[..., Awaitable[tuple[StoreServer, int]]]

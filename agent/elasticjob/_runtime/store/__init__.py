@@ -1,1 +1,1 @@
-"""torch's TCPStore protocol: server and client. Standard library only."""
+"""torch's TCPStore protocol: the server, and what a client sends. Standard library only."""
