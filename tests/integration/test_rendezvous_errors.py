@@ -191,7 +191,7 @@ def test_a_corrupt_message_costs_only_its_sender_its_link(store: Store) -> None:
     assert store.server.counters.dropped == {"bad-link": 1}
     assert round_phase(store.coordinator.state) is RoundPhase.RUNNING
     assert [handler.num_nodes_waiting() for handler in handlers] == [0, 0]
-    assert len(store.coordinator.state.nodes) == 2
+    assert len(store.coordinator.state.agents) == 2
     for handler in handlers:
         handler._end_session()
 
@@ -275,4 +275,4 @@ def test_a_visitor_in_a_thread_with_an_event_loop_gets_its_answer(store: Store) 
         return closed
 
     assert asyncio.run(ask()) is False
-    assert store.coordinator.state.nodes == {}
+    assert store.coordinator.state.agents == {}

@@ -29,7 +29,7 @@ from elasticjob._runtime.contract.messages import (
 )
 from elasticjob._runtime.contract.names import Env, RoundId
 from elasticjob._runtime.control_link.link import ControlLink, LinkRole, connect
-from elasticjob._runtime.control_link.node_client import NodeClient
+from elasticjob._runtime.control_link.node_client import CoordinatorClient
 
 PROGRAM = [sys.executable, str(Path(__file__).parents[2] / "agent" / "elasticjob"), "store"]
 KEY = b"n" * 32
@@ -101,7 +101,7 @@ async def test_a_store_closes_itself_when_a_node_knows_a_newer_one(start_store: 
             asyncio.get_running_loop().call_soon(links[0].close)
         return (Announce(0, 0, "agent_id", "j-0-0", "127.0.0.1", 1, 1),)
 
-    node = NodeClient(next_store, greeting, received.put_nowait, had_round=lambda: True, join_timeout=1.0)
+    node = CoordinatorClient(next_store, greeting, received.put_nowait, had_round=lambda: True, join_timeout=1.0)
     running = asyncio.ensure_future(node.run())
     await log_line(older, "closed: store 1 has taken over")
     assert await asyncio.wait_for(other_node.receive(), 10) is None

@@ -11,7 +11,7 @@ import pytest
 from elasticjob._runtime.contract.messages import FailureClass, StepReport, WorkersFailed
 from elasticjob._runtime.rendezvous.event_batch import Settled
 from elasticjob._runtime.rendezvous.rounds import rounds
-from elasticjob._runtime.rendezvous.state import CoordinatorEvent, CoordinatorState, NodeMessage, SendToNode
+from elasticjob._runtime.rendezvous.state import AgentMessage, CoordinatorEvent, CoordinatorState, SendToAgent
 from support import rounds_invariants
 from support.rounds_invariants import broken_invariants, liveness_violation
 from support.rounds_world import World, calm, faults, finishing, running, step
@@ -34,22 +34,22 @@ INVARIANTS_OF_VARIED_EVENTS = tuple(
 
 def varied(event: CoordinatorEvent, random: Random) -> CoordinatorEvent:
     """Return the event with what the model's agents never send: collectives that break first, and other steps."""
-    if isinstance(event, NodeMessage) and isinstance(event.message, WorkersFailed) and random.random() < 0.6:
+    if isinstance(event, AgentMessage) and isinstance(event.message, WorkersFailed) and random.random() < 0.6:
         failure = replace(event.message.failure, kind=FailureClass.COLLECTIVE_FAILED)
         return replace(event, message=replace(event.message, failure=failure))
-    if isinstance(event, NodeMessage) and isinstance(event.message, StepReport) and random.random() < 0.8:
+    if isinstance(event, AgentMessage) and isinstance(event.message, StepReport) and random.random() < 0.8:
         return replace(event, message=replace(event.message, step=random.randrange(5)))
     return event
 
 
 def decided_one_by_one(
     state: CoordinatorState, events: Iterable[CoordinatorEvent], now: float, *, settled: bool
-) -> tuple[CoordinatorState, tuple[SendToNode, ...]]:
+) -> tuple[CoordinatorState, tuple[SendToAgent, ...]]:
     """Return the state and the messages after each event was decided alone.
 
     `settled`: each decision uses what the last one knew, so that the rules need not run for it.
     """
-    sent: tuple[SendToNode, ...] = ()
+    sent: tuple[SendToAgent, ...] = ()
     known: Settled | None = None
     for event in events:
         decision = rounds.decide_together(state, (event,), now, known)

@@ -11,7 +11,7 @@ import pytest
 from elasticjob._runtime.contract.messages import BreakRound
 from elasticjob._runtime.rendezvous.decision import RoundDecision
 from elasticjob._runtime.rendezvous.rounds import round_break, rounds
-from elasticjob._runtime.rendezvous.state import CoordinatorState, SendToNode
+from elasticjob._runtime.rendezvous.state import CoordinatorState, SendToAgent
 from support.rounds_explorer import explore
 from support.rounds_invariants import broken_invariants, liveness_violation, no_node_keeps_a_broken_result
 from support.rounds_options import JobOptions
@@ -71,7 +71,7 @@ def _keep_state(state: CoordinatorState, now: float) -> RoundDecision | None:
     if decision is None:
         return None
     kept = [
-        SendToNode(e.agent_id, BreakRound(e.message.round))
+        SendToAgent(e.agent_id, BreakRound(e.message.round))
         for e in decision.effects
         if isinstance(e.message, BreakRound)
     ]

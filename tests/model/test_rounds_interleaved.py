@@ -18,7 +18,7 @@ from elasticjob._runtime.contract.messages import OperatorView, WorkersStopped
 from elasticjob._runtime.rendezvous.decision import RoundDecision, Rule
 from elasticjob._runtime.rendezvous.event_handlers import agent_messages, apply_event, operator_views
 from elasticjob._runtime.rendezvous.rounds import round_conclusion, rounds
-from elasticjob._runtime.rendezvous.state import CoordinatorState, Node
+from elasticjob._runtime.rendezvous.state import CoordinatorState, KnownAgent
 from support.rounds_explorer import explore, search
 from support.rounds_invariants import broken_invariants, liveness_violation
 from support.rounds_world import FAULTS, Move, World, calm, charged, faults, finishing, running, settle, step
@@ -162,7 +162,7 @@ def _conclude_early(state: CoordinatorState, now: float) -> RoundDecision | None
 _conclude_round = round_conclusion.conclude_round
 
 
-def _apply_to_any_round(state: CoordinatorState, node: Node, message: WorkersStopped) -> CoordinatorState:
+def _apply_to_any_round(state: CoordinatorState, node: KnownAgent, message: WorkersStopped) -> CoordinatorState:
     """Wrong: apply messages about an older round to the current one."""
     if state.round is not None:
         message = replace(message, round=state.round.id)

@@ -14,7 +14,7 @@ from elasticjob._runtime.rendezvous.decision import RoundDecision
 from elasticjob._runtime.rendezvous.event_handlers import apply_event, standbys
 from elasticjob._runtime.rendezvous.observations import slow_starts
 from elasticjob._runtime.rendezvous.rounds import round_start
-from elasticjob._runtime.rendezvous.state import CoordinatorState, Node
+from elasticjob._runtime.rendezvous.state import CoordinatorState, KnownAgent
 from support.rounds_explorer import explore
 from support.rounds_invariants import broken_invariants, liveness_violation
 from support.rounds_options import JobOptions
@@ -117,7 +117,7 @@ def after_a_kill(world: World) -> str:
     return ""
 
 
-def _always_ready(state: CoordinatorState, nodes: Iterable[Node]) -> RoundDecision:
+def _always_ready(state: CoordinatorState, nodes: Iterable[KnownAgent]) -> RoundDecision:
     """Wrong: take a node that has to start processes for one that is ready."""
     decision = _stand_by(state, nodes)
     return replace(decision, state=state)

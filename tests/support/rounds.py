@@ -26,7 +26,7 @@ from elasticjob._runtime.contract.messages import (
     RoundPhase,
     RoundSettings,
     StartRound,
-    StoreToNode,
+    StoreToAgent,
     WorkersFailed,
     WorkersStarted,
     WorkersStopped,
@@ -37,10 +37,10 @@ from elasticjob._runtime.rendezvous.event_batch import Settled
 from elasticjob._runtime.rendezvous.observations.report import build_report, round_phase
 from elasticjob._runtime.rendezvous.rounds import rounds
 from elasticjob._runtime.rendezvous.state import (
+    AgentDisconnected,
+    AgentMessage,
     CoordinatorEvent,
     CoordinatorState,
-    NodeDisconnected,
-    NodeMessage,
     OperatorViewReceived,
     Tick,
     initial_state,
@@ -70,7 +70,7 @@ class Job:
         )
         self._settled: Settled | None = None
         self._settled_state = self.state
-        self.sent: dict[str, list[CoordinatorToNode | StoreToNode]] = defaultdict(list)
+        self.sent: dict[str, list[CoordinatorToNode | StoreToAgent]] = defaultdict(list)
         self.reasons: list[str] = []
         self.sequence = 0
         self.operator_confirms = False
@@ -143,10 +143,10 @@ class Job:
     ) -> None:
         for index in indices:
             message = replace(announcement(index, membership, incarnation), ready=ready, local_world_size=workers)
-            self.decide(NodeMessage(message.agent_id, message))
+            self.decide(AgentMessage(message.agent_id, message))
 
     def send(self, index: int, message: NodeToCoordinator, incarnation: int = 0) -> None:
-        self.decide(NodeMessage(agent_id(index, incarnation), message))
+        self.decide(AgentMessage(agent_id(index, incarnation), message))
 
     def started(self, *indices: int, incarnation: int = 0) -> None:
         for index in indices:
@@ -186,13 +186,13 @@ class Job:
         self.send(index, Leaving("SIGTERM"))
 
     def disconnect(self, index: int, incarnation: int = 0) -> None:
-        self.decide(NodeDisconnected(agent_id(index, incarnation)))
+        self.decide(AgentDisconnected(agent_id(index, incarnation)))
 
     # ---- what the coordinator did
     def start_of(self, index: int, incarnation: int = 0) -> StartRound:
         return next(m for m in reversed(self.sent[agent_id(index, incarnation)]) if isinstance(m, StartRound))
 
-    def last(self, index: int, incarnation: int = 0) -> CoordinatorToNode | StoreToNode | None:
+    def last(self, index: int, incarnation: int = 0) -> CoordinatorToNode | StoreToAgent | None:
         messages = self.sent[agent_id(index, incarnation)]
         return messages[-1] if messages else None
 

@@ -37,7 +37,7 @@ from elasticjob._runtime.contract.messages import (
     NodeToCoordinator,
     Outcome,
     StartRound,
-    StoreToNode,
+    StoreToAgent,
     Termination,
     WorkersStopped,
 )
@@ -82,7 +82,7 @@ class Agent:
     old_outbox: tuple[NodeToCoordinator, ...] = ()
     """What the agent sent over that link and the store has not read."""
     outbox: tuple[NodeToCoordinator, ...] = ()
-    inbox: tuple[CoordinatorToNode | StoreToNode, ...] = ()
+    inbox: tuple[CoordinatorToNode | StoreToAgent, ...] = ()
     launching: bool = False
     starting_ahead: bool = False
     """Whether workers run their script up to its function, ahead of a round."""

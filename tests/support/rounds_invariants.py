@@ -105,7 +105,7 @@ def joining_nodes_of_one_block_have_neighbouring_ranks(before: World, _: Move, a
         known = before.store(s.incarnation)
         if known is None or _may_have_come_later(before, s):
             continue
-        nodes = [s.state.nodes[a] for a in started.members if a not in known.state.last_members]
+        nodes = [s.state.agents[a] for a in started.members if a not in known.state.last_members]
         expected = [(s.state.pods.get(n.index), n) for n in nodes if n.membership is None]
         blocks = [p.topology for p, n in expected if p and p.incarnation == n.incarnation and p.topology]
         if sum(block != following for block, following in pairwise(blocks)) >= max(1, len(set(blocks))):
@@ -117,7 +117,7 @@ def joining_nodes_are_beside_their_block(before: World, _: Move, after: World) -
     """A node that joins a round follows a node of its block, if one of that block stays; one that stays has rank 0."""
     for s, started in _new_rounds(before, after):
         known = before.store(s.incarnation)
-        nodes = [s.state.nodes.get(agent_id) for agent_id in started.members]
+        nodes = [s.state.agents.get(agent_id) for agent_id in started.members]
         if known is None or _may_have_come_later(before, s) or None in nodes:
             continue
         members = [n for n in nodes if n is not None]
@@ -217,7 +217,7 @@ def survivors_do_not_wait_for_a_long_start(before: World, _: Move, after: World)
         known, stop = before.store(s.incarnation), s.state.shortest_stop
         if known is None or _may_have_come_later(before, s) or stop is None or stop > MAX_STOP:
             continue
-        nodes = s.state.nodes
+        nodes = s.state.agents
         if not is_restartable(s.state) or not any(n.new_processes.start_seconds for n in nodes.values()):
             continue
         waits = any(nodes[agent_id].new_processes.count for agent_id in started.members)
@@ -257,7 +257,7 @@ def a_node_outside_starts_its_processes(_: World, __: Move, after: World) -> boo
         for a in after.agents:
             here = a.store == s.incarnation and not (a.deaf or a.passive or a.inbox or a.outbox or a.paused)
             waits = a.machine.phase is AgentPhase.IDLE and not a.leaving and a.ended is None
-            known = a.agent_id in s.state.nodes and a.agent_id not in round_.members
+            known = a.agent_id in s.state.agents and a.agent_id not in round_.members
             if here and waits and known and a.machine.new_processes.count:
                 return False
     return True
@@ -294,7 +294,7 @@ def scaling_down_drops_surplus_pods(before: World, _: Move, after: World) -> boo
         wanted = s.state.settings.desired_pods
         if _may_have_come_later(before, s):
             continue
-        surplus = [agent_id for agent_id in started.members if s.state.nodes[agent_id].index >= wanted]
+        surplus = [agent_id for agent_id in started.members if s.state.agents[agent_id].index >= wanted]
         left_out = [n for n in candidates(s.state) if n.index < wanted and n.agent_id not in started.members]
         if surplus and any(n.ready for n in left_out):
             return False
@@ -322,7 +322,7 @@ def no_recreated_pod_joins_again(before: World, _: Move, after: World) -> bool:
 def no_leaving_node_joins(before: World, _: Move, after: World) -> bool:
     """No round starts with a node that has reported that it leaves."""
     return not any(
-        s.state.nodes[agent_id].leaving_reason
+        s.state.agents[agent_id].leaving_reason
         for s, started in _new_rounds(before, after)
         if not _may_have_come_later(before, s)
         for agent_id in started.members
@@ -362,7 +362,7 @@ def a_connected_node_knows_when_its_machine_ends(_: World, __: Move, after: Worl
         over = a.ended is not None or isinstance(a.machine.after_stop, Finish)
         if store is None or waits or over or store.queue or store.state.newer_store is not None:
             continue
-        if a.pod in store.state.machine_ends and a.machine_end is None:
+        if a.pod in store.state.node_ends and a.machine_end is None:
             return False
     return True
 

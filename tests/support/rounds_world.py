@@ -28,18 +28,18 @@ from elasticjob._runtime.contract.messages import (
     StandbyStore,
     StartRound,
     StoreActive,
-    StoreToNode,
+    StoreToAgent,
 )
 from elasticjob._runtime.contract.names import RoundId
 from elasticjob._runtime.rendezvous.decision import RoundDecision
 from elasticjob._runtime.rendezvous.observations.report import build_report
 from elasticjob._runtime.rendezvous.rounds import rounds
 from elasticjob._runtime.rendezvous.state import (
+    AgentDisconnected,
+    AgentMessage,
     CoordinatorEvent,
     CoordinatorState,
     NewerStoreSeen,
-    NodeDisconnected,
-    NodeMessage,
     OperatorViewReceived,
     Tick,
     initial_state,
@@ -601,11 +601,11 @@ def _agent_step(world: World, a: Agent, name: str) -> World:
         case "old-up":
             assert a.old_link is not None
             world = _put(world, replace(a, old_outbox=a.old_outbox[1:]))
-            return _decide(world, a.old_link, NodeMessage(a.agent_id, a.old_outbox[0]))
+            return _decide(world, a.old_link, AgentMessage(a.agent_id, a.old_outbox[0]))
         case "old-closes":
             assert a.old_link is not None
             world = _put(world, replace(a, old_link=None, old_outbox=()))
-            return _decide(world, a.old_link, NodeDisconnected(a.agent_id))
+            return _decide(world, a.old_link, AgentDisconnected(a.agent_id))
         case "notice":
             return _put(world, _unlinked(a))
         case "warm":
@@ -626,7 +626,7 @@ def _agent_step(world: World, a: Agent, name: str) -> World:
         case "late":
             assert a.store is not None
             assert a.past is not None
-            return _decide(world, a.store, NodeMessage(a.agent_id, a.past))
+            return _decide(world, a.store, AgentMessage(a.agent_id, a.past))
         case "spot":
             return replace(world, ends=(*world.ends, (node_of(a), now + NOTICE_SECONDS)))
         case "pause" | "resume":
@@ -647,7 +647,7 @@ def _deliver(world: World, a: Agent) -> World:
     if isinstance(message, Announce) and a.old_link == store:
         a = replace(a, old_link=None, old_outbox=())
     world = _put(world, replace(a, outbox=a.outbox[1:]))
-    return _decide(world, store, NodeMessage(a.agent_id, message))
+    return _decide(world, store, AgentMessage(a.agent_id, message))
 
 
 def _doubt(world: World, a: Agent) -> World:
@@ -656,7 +656,7 @@ def _doubt(world: World, a: Agent) -> World:
     store, a = a.store, dispatch(a, events.CutOff(), world.now)
     world = _put(world, a)
     for message in machine.greeting(a.machine):
-        world = _decide(world, store, NodeMessage(a.agent_id, message))
+        world = _decide(world, store, AgentMessage(a.agent_id, message))
     return world
 
 
@@ -701,7 +701,7 @@ def _cut(world: World, a: Agent, name: str) -> World:
         world = _put(world, replace(_unlinked(a), cut_store=store))
     else:
         world = _put(world, _unlinked(a))
-    return world if store is None or not known else _decide(world, store, NodeDisconnected(a.agent_id))
+    return world if store is None or not known else _decide(world, store, AgentDisconnected(a.agent_id))
 
 
 def _partition(world: World, group: int) -> World:
@@ -712,7 +712,7 @@ def _partition(world: World, group: int) -> World:
     world = _freeze(world)
     for a in members:
         if a.store is not None and not (_announces(a) or a.deaf):
-            world = _decide(world, a.store, NodeDisconnected(a.agent_id))
+            world = _decide(world, a.store, AgentDisconnected(a.agent_id))
     return world
 
 
@@ -734,8 +734,8 @@ def newest_store(a: Agent, store: Store) -> int:
     return a.newest if store.state.passive else store.incarnation
 
 
-def receive(a: Agent, message: CoordinatorToNode | StoreToNode, now: float) -> Agent:
-    """Let an agent act on a message of its store, as its client does (`NodeClient`)."""
+def receive(a: Agent, message: CoordinatorToNode | StoreToAgent, now: float) -> Agent:
+    """Let an agent act on a message of its store, as its client does (`CoordinatorClient`)."""
     if isinstance(message, StoreActive):
         return replace(a, passive=False, newest=a.newest if a.store is None else a.store)
     if a.passive:
@@ -763,8 +763,8 @@ def _remove_pod(world: World, agent: Agent) -> World:
     last = world.agent(agent.number)
     if last.old_link is not None:
         for message in last.old_outbox:
-            world = _decide(world, last.old_link, NodeMessage(last.agent_id, message))
-        world = _decide(world, last.old_link, NodeDisconnected(last.agent_id))
+            world = _decide(world, last.old_link, AgentMessage(last.agent_id, message))
+        world = _decide(world, last.old_link, AgentDisconnected(last.agent_id))
     return replace(world, agents=tuple(a for a in world.agents if a.number != agent.number))
 
 

@@ -71,7 +71,7 @@ MUTANTS = (
     _rendezvous(
         "a lost node goes on with its state",
         "round_break",
-        "return not is_member and node.ended_in_time != node.results_ended",
+        "return not is_member and agent.ended_in_time != agent.results_ended",
         "return False",
     ),
     _machine(
@@ -157,8 +157,8 @@ MUTANTS = (
     _rendezvous(
         "a node that left the link is never lost",
         "lost_members",
-        "if node is None or node.expired(now):\n        return True",
-        "if node is None:\n        return True",
+        "if agent is None or agent.expired(now):\n        return True",
+        "if agent is None:\n        return True",
     ),
     _rendezvous(
         "a lost node joins before its workers have stopped",
@@ -220,7 +220,7 @@ MUTANTS = (
     _rendezvous(
         "a node with an older round joins the next one",
         "queries",
-        "or node.stale_round is not None or departure",
+        "or agent.stale_round is not None or departure",
         "or departure",
     ),
     _rendezvous(
@@ -239,7 +239,7 @@ MUTANTS = (
     _rendezvous(
         "a node that connects is not sent when its machine ends",
         "apply_event",
-        "node_ends.known_ends(decision.state, [node] if node is not None else [], now)",
+        "node_ends.known_ends(decision.state, [agent] if agent is not None else [], now)",
         "()",
     ),
     _rendezvous(
@@ -251,7 +251,7 @@ MUTANTS = (
     _rendezvous(
         "a standby store that takes over forgets when machines end",
         "standby_store",
-        "node_ends.known_ends(decision.state, decision.state.nodes.values(), now)",
+        "node_ends.known_ends(decision.state, decision.state.agents.values(), now)",
         "()",
     ),
     # ---- messages and links
@@ -276,13 +276,13 @@ MUTANTS = (
     _rendezvous(
         "a reconnected member is not sent what it missed",
         "announcements",
-        "return RoundDecision(state, (SendToNode(node.agent_id, end),), reason)",
+        "return RoundDecision(state, (SendToAgent(agent.agent_id, end),), reason)",
         "return RoundDecision(state, (), reason)",
     ),
     _rendezvous(
         "a member that leaves is displaced by the pod that replaces it",
         "announcements",
-        "return newer or (other.incarnation < node.incarnation and _must_stop(state, other))",
+        "return newer or (other.incarnation < agent.incarnation and _must_stop(state, other))",
         "return newer",
     ),
     _rendezvous(
@@ -301,7 +301,7 @@ MUTANTS = (
     _rendezvous(
         "any message of a member may wait in a batch",
         "event_batch",
-        "return node.disconnected_at is None and _message_may_wait(state, round_, member, event, counts)",
+        "return agent.disconnected_at is None and _message_may_wait(state, round_, member, event, counts)",
         "return True",
     ),
     _rendezvous(

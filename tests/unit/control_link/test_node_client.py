@@ -22,7 +22,7 @@ from elasticjob._runtime.contract.messages import (
     StoreActive,
 )
 from elasticjob._runtime.control_link.link import ControlLink, LinkRefused, Welcome
-from elasticjob._runtime.control_link.node_client import NoCoordinatorError, NodeClient
+from elasticjob._runtime.control_link.node_client import CoordinatorClient, NoCoordinatorError
 
 ANNOUNCE = Announce(0, 0, "agent_id", "pod", "10.0.0.1", 1, 1)
 
@@ -76,7 +76,7 @@ async def run(
             raise link
         return cast("ControlLink", link)
 
-    node = NodeClient(
+    node = CoordinatorClient(
         dial, lambda: (ANNOUNCE, Ready()), on_message, had_round=lambda: had_round, join_timeout=0.0, jitter=lambda: 1.0
     )
     with pytest.raises(asyncio.CancelledError):
@@ -152,7 +152,7 @@ class Stores:
         self.dialed: list[str] = []
         self.received: list[CoordinatorToNode] = []
         self.changes: list[bool] = []
-        self.node = NodeClient(
+        self.node = CoordinatorClient(
             lambda: self.accept("store"), lambda: (ANNOUNCE,), self.received.append, had_round=lambda: True,
             join_timeout=0.0, on_link_change=lambda link: self.changes.append(link is not None), jitter=lambda: 0.0,
             dial_standby=lambda address: self.accept("standby" if address == STANDBY else "?"),

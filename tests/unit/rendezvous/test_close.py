@@ -17,7 +17,7 @@ from elasticjob._runtime.contract.messages import (
     Standby,
     WorkersSucceeded,
 )
-from elasticjob._runtime.rendezvous.state import RECONNECT_GRACE, NodeMessage
+from elasticjob._runtime.rendezvous.state import RECONNECT_GRACE, AgentMessage
 from support.rounds import Job, membership_of
 
 GRACE = 2 * RECONNECT_GRACE
@@ -37,7 +37,7 @@ def closed_job(*finished: int, nodes: int = 3) -> Job:
 
 
 def ask(job: Job, message: NodeToCoordinator) -> None:
-    job.decide(NodeMessage(VISITOR, message))
+    job.decide(AgentMessage(VISITOR, message))
 
 
 # ---- members that have finished
@@ -140,7 +140,7 @@ def test_a_visitor_closes_the_rendezvous_and_is_in_no_round() -> None:
     ask(job, Close("a second time"))
     assert job.sent[VISITOR] == [Closed("over"), Closed("over")]
     assert [job.last(index) for index in (0, 1)] == [Closed("over")] * 2
-    assert VISITOR not in job.state.nodes
+    assert VISITOR not in job.state.agents
     assert job.phase() is RoundPhase.RUNNING
 
 
@@ -159,7 +159,7 @@ def test_a_visitor_fills_no_place(message: NodeToCoordinator) -> None:
     job.announce(0, 1, 2)
     ask(job, message)
     assert job.state.round is None
-    assert not job.state.nodes.keys() - {"0.0", "1.0", "2.0"}
+    assert not job.state.agents.keys() - {"0.0", "1.0", "2.0"}
 
 
 def test_nothing_else_that_a_visitor_sends_has_an_effect() -> None:

@@ -17,7 +17,7 @@ from elasticjob._runtime.contract.messages import (
     StoreActive,
 )
 from elasticjob._runtime.rendezvous.node_ends import EARLIER_SECONDS
-from elasticjob._runtime.rendezvous.state import NodeDisconnected, NodeMessage, OperatorViewReceived, initial_state
+from elasticjob._runtime.rendezvous.state import AgentDisconnected, AgentMessage, OperatorViewReceived, initial_state
 from support.rounds import SETTINGS, Job, agent_id, announcement, job_of, membership_of, pods
 
 CLOCK = 5_000_000.0
@@ -53,11 +53,11 @@ def test_a_node_gets_the_seconds_by_its_coordinators_clock_and_what_is_left_when
     assert (ends_sent(job, 0), ends_sent(job, 1)) == ([], [120.0])
     job.now += 20.0
     for index in (0, 1):
-        job.decide(NodeDisconnected(agent_id(index)))
-        job.decide(NodeMessage(agent_id(index), announcement(index, membership(job, index))))
+        job.decide(AgentDisconnected(agent_id(index)))
+        job.decide(AgentMessage(agent_id(index), announcement(index, membership(job, index))))
     assert (ends_sent(job, 0), ends_sent(job, 1)) == ([], [100.0])
     job.now += 200.0
-    job.decide(NodeMessage(agent_id(1), announcement(1, membership(job, 1))))
+    job.decide(AgentMessage(agent_id(1), announcement(1, membership(job, 1))))
     assert ends_sent(job, 1) == [0.0]
 
 
@@ -89,7 +89,7 @@ def test_an_operator_that_sees_no_nodes_changes_nothing() -> None:
     job.operator_view(*pods(0, 1))
     announce_ends(job, None)
     assert ends_sent(job, 0) == [100.0]
-    assert job.state.machine_ends == {"j-0-0": job.now + 100.0}
+    assert job.state.node_ends == {"j-0-0": job.now + 100.0}
 
 
 def test_a_view_that_is_not_newer_changes_nothing() -> None:
@@ -119,7 +119,7 @@ def test_a_standby_store_sends_what_it_knows_once_it_has_taken_over() -> None:
     job.decide(OperatorViewReceived(view))
     job.now += 10.0
     for index in (0, 1):
-        job.decide(NodeMessage(agent_id(index), announcement(index, membership(before, index))))
+        job.decide(AgentMessage(agent_id(index), announcement(index, membership(before, index))))
     first = job.sent[agent_id(0)]
     assert isinstance(first[0], StoreActive)
     assert [m for m in first if isinstance(m, MachineEnd)] == [MachineEnd(20.0)]
@@ -135,10 +135,10 @@ def test_a_node_that_had_no_link_learns_that_the_end_was_withdrawn(
     job = job_of(0, 1)
     announce_ends(job, {"j-1-0": 120.0})
     ends_sent(job, 1)
-    job.decide(NodeDisconnected(agent_id(1)))
-    job.state = replace(job.state, operator_view=replace(job.state.operator_view, ending_pods=None), machine_ends={})
+    job.decide(AgentDisconnected(agent_id(1)))
+    job.state = replace(job.state, operator_view=replace(job.state.operator_view, ending_pods=None), node_ends={})
     announce_ends(job, seconds)
     for knows in (False, True):
         announced = replace(announcement(1, membership(job, 1)), knows_machine_end=knows)
-        job.decide(NodeMessage(agent_id(1), announced))
+        job.decide(AgentMessage(agent_id(1), announced))
         assert ends_sent(job, 1) == (sent if knows else [])

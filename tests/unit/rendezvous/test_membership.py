@@ -18,7 +18,7 @@ from elasticjob._runtime.contract.messages import (
     StartRound,
 )
 from elasticjob._runtime.contract.names import BEFORE_ROUNDS
-from elasticjob._runtime.rendezvous.state import NodeDisconnected, NodeMessage
+from elasticjob._runtime.rendezvous.state import AgentDisconnected, AgentMessage
 from support.rounds import SETTINGS, Job, agent_id, announcement, pods
 
 
@@ -165,7 +165,7 @@ def test_roles_have_ranks_of_their_own_among_heterogeneous_nodes() -> None:
     job = Job(replace(SETTINGS, target=3, max_nodes=3))
     for index, role, workers in ((0, "trainer", 2), (1, "reader", 1), (2, "trainer", 3)):
         announce = Announce(index, 0, agent_id(index), f"j-{index}-0", "10.0.0.1", 5000, workers, role=role)
-        job.decide(NodeMessage(agent_id(index), announce))
+        job.decide(AgentMessage(agent_id(index), announce))
     starts = [job.start_of(index) for index in range(3)]
     assert [(s.rank, s.world_size) for s in starts] == [(0, 6), (2, 6), (3, 6)]
     assert [(s.role_rank, s.role_world_size) for s in starts] == [(0, 5), (0, 1), (2, 5)]
@@ -197,7 +197,7 @@ def test_a_displaced_node_that_is_disconnected_gets_finish_when_it_reconnects() 
 
 
 def announce_any_index(job: Job, name: str) -> str:
-    job.decide(NodeMessage(name, Announce(ANY_INDEX, 0, name, name, "10.0.0.1", 5000, 1, ready=True)))
+    job.decide(AgentMessage(name, Announce(ANY_INDEX, 0, name, name, "10.0.0.1", 5000, 1, ready=True)))
     return name
 
 
@@ -205,11 +205,11 @@ def test_a_node_without_an_index_gets_the_lowest_free_one_and_keeps_it() -> None
     job = Job(replace(SETTINGS, min_nodes=1, max_nodes=2, target=2))
     one, two = announce_any_index(job, "one"), announce_any_index(job, "two")
     announce_any_index(job, one)
-    assert {n.agent_id: n.index for n in job.state.nodes.values()} == {one: 0, two: 1}
-    job.decide(NodeDisconnected(one))
+    assert {n.agent_id: n.index for n in job.state.agents.values()} == {one: 0, two: 1}
+    job.decide(AgentDisconnected(one))
     job.advance(1)
     announce_any_index(job, "three")
-    assert {n.agent_id: n.index for n in job.state.nodes.values()} == {two: 1, "three": 0}
+    assert {n.agent_id: n.index for n in job.state.agents.values()} == {two: 1, "three": 0}
 
 
 def test_closed_stays_closed_and_lets_the_running_round_go_on() -> None:
@@ -265,7 +265,7 @@ def test_a_node_outside_learns_its_ranks_once_the_function_can_be_called_again()
 def test_ranks_of_a_role_count_its_own_workers() -> None:
     job = job_of(0, 1, target=2)
     job.send(0, Ready(restartable=True))
-    job.decide(NodeMessage("3.0", replace(announcement(3), role="other", local_world_size=4)))
+    job.decide(AgentMessage("3.0", replace(announcement(3), role="other", local_world_size=4)))
     start = provisional(job, 3)
     assert start is not None
     assert (start.rank, start.world_size, start.role_rank, start.role_world_size) == (2, 6, 0, 4)
@@ -275,7 +275,7 @@ def test_the_node_that_hosts_the_rounds_store_gets_the_address_of_every_node() -
     job = Job(replace(SETTINGS, max_nodes=3, target=3))
     job.announce(2, 0)
     beside = replace(announcement(1), address=announcement(0).address, store_port=7)
-    job.decide(NodeMessage(agent_id(1), beside))
+    job.decide(AgentMessage(agent_id(1), beside))
     assert job.members == ["j-0-0", "j-1-0", "j-2-0"]
     starts = [job.last(index) for index in (0, 1, 2)]
     assert [s.member_addresses for s in starts if isinstance(s, StartRound)] == [("10.0.0.0", "10.0.0.2"), (), ()]

@@ -38,10 +38,10 @@ from elasticjob._runtime.rendezvous.observations.stalls import STALL_REPORT_SECO
 from elasticjob._runtime.rendezvous.rounds import rounds
 from elasticjob._runtime.rendezvous.state import (
     RECONNECT_GRACE,
+    AgentDisconnected,
+    AgentMessage,
     CoordinatorEvent,
     CoordinatorState,
-    NodeDisconnected,
-    NodeMessage,
 )
 from support.rounds import SETTINGS, Job, agent_id, announcement, job_of, membership_of, pods
 
@@ -195,7 +195,7 @@ def test_a_state_that_is_lost_ends_the_round_although_its_last_workers_start_at_
     second = job.start_of(0).round
     lost = WorkersStopped(first, 5000, has_state=False)
     messages = ((1, WorkersStarted(second)), (0, lost), (0, WorkersStarted(second)))
-    together = [NodeMessage(f"{index}.0", message) for index, message in messages]
+    together = [AgentMessage(f"{index}.0", message) for index, message in messages]
     job.state = rounds.decide_together(job.state, together, job.now).state
     assert job.state.round is not None
     assert job.state.round.ending is not None
@@ -229,7 +229,7 @@ def test_a_failure_that_arrives_together_with_the_stop_counts() -> None:
     job = job_of(0, 1)
     start = job.start_of(1)
     messages = (WorkersFailed(start.round, replace(FAILURE, pod="j-1-0", rank=1)), WorkersStopped(start.round, 6001))
-    job.state = rounds.decide_together(job.state, [NodeMessage("1.0", message) for message in messages], job.now).state
+    job.state = rounds.decide_together(job.state, [AgentMessage("1.0", message) for message in messages], job.now).state
     assert job.state.round is not None
     assert job.state.round.ending is not None
     assert job.state.round.ending.reason is EndReason.WORKER_FAILED
@@ -269,9 +269,9 @@ def test_messages_to_a_link_that_was_lost_are_not_sent_on_the_next_one() -> None
     job.stopped(1)
     again = announcement(1, membership_of(job.start_of(1), MemberState.STOPPED))
     events: list[CoordinatorEvent] = [
-        NodeMessage(agent_id(0), WorkersStopped(round_id, 6000)),
-        NodeDisconnected(agent_id(1)),
-        NodeMessage(agent_id(1), again),
+        AgentMessage(agent_id(0), WorkersStopped(round_id, 6000)),
+        AgentDisconnected(agent_id(1)),
+        AgentMessage(agent_id(1), again),
     ]
     decision = rounds.decide_together(job.state, events, job.now)
     assert [type(e.message).__name__ for e in decision.effects if e.agent_id == agent_id(1)] == ["StartRound"]
@@ -291,7 +291,7 @@ def test_the_rules_run_a_few_times_for_any_number_of_events(monkeypatch: pytest.
 
     def together(*messages: Callable[[int], NodeToCoordinator]) -> bool:
         """Decide on the messages of all nodes; return whether the rules ran only a few times."""
-        events = [NodeMessage(agent_id(index), message(index)) for index in range(size) for message in messages]
+        events = [AgentMessage(agent_id(index), message(index)) for index in range(size) for message in messages]
         runs.clear()
         job.state = rounds.decide_together(job.state, events, job.now).state
         return len(runs) < 10

@@ -17,7 +17,7 @@ from elasticjob._runtime.contract.messages import (
     Standby,
     WorkersStopped,
 )
-from elasticjob._runtime.rendezvous.state import NodeMessage
+from elasticjob._runtime.rendezvous.state import AgentMessage
 from support.rounds import SETTINGS, Job, agent_id, announcement, job_of, pods
 
 START, FORM = 3.0, 0.05
@@ -37,7 +37,7 @@ def restartable(*indices: int, **settings: Any) -> Job:
 
 def kill(job: Job, *killed: int, start: float | None = START, form: float | None = FORM, stop: float = 0.01) -> None:
     """End the processes of these nodes; the others stay."""
-    running = [n.index for n in job.state.nodes.values() if n.pod in job.members]
+    running = [n.index for n in job.state.agents.values() if n.pod in job.members]
     job.fail(killed[0])
     job.now += stop
     for index in running:
@@ -192,7 +192,7 @@ def test_a_node_of_rank_0_is_left_out_too() -> None:
     assert job.members == ["j-1-0", "j-2-0"]
     assert isinstance(waiting := job.last(0), Standby)
     assert waiting.provisional is not None
-    assert not job.state.nodes[agent_id(0)].ready
+    assert not job.state.agents[agent_id(0)].ready
 
 
 def test_a_spare_takes_its_place() -> None:
@@ -241,7 +241,7 @@ def test_a_node_whose_link_closes_before_it_starts_its_processes_is_sent_that_ag
     job.disconnect(1)
     last = LastMembership(job.start_of(1), MemberState.STOPPED)
     again = replace(announcement(1, last), new_processes=NewProcesses(1, START, FORM))
-    job.decide(NodeMessage(agent_id(1), again))
+    job.decide(AgentMessage(agent_id(1), again))
     assert isinstance(waiting := job.last(1), Standby)
     assert waiting.provisional is not None
     assert job.phase() is RoundPhase.RUNNING

@@ -29,8 +29,8 @@ from elasticjob._runtime.rendezvous.state import (
     RECONNECT_GRACE,
     RECOVERY_TIMEOUT,
     TAKEOVER_TIMEOUT,
-    NodeDisconnected,
-    NodeMessage,
+    AgentDisconnected,
+    AgentMessage,
     OperatorViewReceived,
     Tick,
     initial_state,
@@ -92,7 +92,7 @@ def test_a_passive_store_gives_out_nothing_and_needs_no_timer() -> None:
 def test_members_must_be_connected_at_the_same_time() -> None:
     before, job = job_of(0, 1, 2), standby(0, 1, 2)
     come(job, before, 0)
-    job.decide(NodeDisconnected(agent_id(0)))
+    job.decide(AgentDisconnected(agent_id(0)))
     come(job, before, 1)
     assert not active(job)
     come(job, before, 0)
@@ -183,7 +183,7 @@ def test_if_the_machine_of_the_old_store_has_vanished_nodes_on_it_are_not_waited
     before, job = job_of(0, 1, 2), standby(0, 1, 2, beside_store=("j-2-0",))
     for index in (0, 1):
         announce = replace(announcement(index, membership_of(before.start_of(index))), store_vanished=index == 1)
-        job.decide(NodeMessage(announce.agent_id, announce))
+        job.decide(AgentMessage(announce.agent_id, announce))
     assert isinstance(job.last(0), EndRound)
 
 
@@ -275,7 +275,7 @@ def test_a_passive_store_neither_closes_nor_answers_visitors(message: Close | Qu
     before, job = job_of(0, 1, 2), standby(0, 1, 2)
     come(job, before, 0)
     for sender in (agent_id(0), "visitor@10.0.0.7"):
-        job.decide(NodeMessage(sender, message))
+        job.decide(AgentMessage(sender, message))
     assert not any(job.sent.values())
     assert not job.state.closed_reason
 

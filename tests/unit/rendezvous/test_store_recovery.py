@@ -27,7 +27,7 @@ from elasticjob._runtime.contract.messages import (
 )
 from elasticjob._runtime.contract.names import RoundId
 from elasticjob._runtime.rendezvous.rounds import rounds
-from elasticjob._runtime.rendezvous.state import LOST_TIMEOUT, MAX_ENDED_ROUNDS, NodeMessage, Tick
+from elasticjob._runtime.rendezvous.state import LOST_TIMEOUT, MAX_ENDED_ROUNDS, AgentMessage, Tick
 from support.rounds import SETTINGS, Job, agent_id, announcement, job_of, membership_of, pods
 
 FAILURE = Failure(FailureClass.KILLED, "j-0-0", 1.0)
@@ -183,7 +183,7 @@ def test_a_failure_is_charged_though_all_nodes_report_its_end_at_once(kind: Fail
         (0, (announcement(0, failed), WorkersFailed(round_id, failure), WorkersStopped(round_id, 6000))),
         (1, (announcement(1, stopped), WorkersStopped(round_id, 6001))),
     ]
-    events = [NodeMessage(agent_id(index), message) for index, messages in greetings for message in messages]
+    events = [AgentMessage(agent_id(index), message) for index, messages in greetings for message in messages]
     if together:
         job.state = rounds.decide_together(job.state, events, job.now).state
     else:

@@ -14,7 +14,7 @@ from elasticjob._runtime.contract.messages import (
     WorkersSucceeded,
 )
 from elasticjob._runtime.rendezvous.rounds import rounds
-from elasticjob._runtime.rendezvous.state import NodeMessage
+from elasticjob._runtime.rendezvous.state import AgentMessage
 from support.rounds import Job, agent_id, job_of
 
 
@@ -62,7 +62,7 @@ def test_a_success_that_arrives_together_with_the_stop_of_its_node_counts(policy
         (0, WorkersStopped(round_id, 6000)), (1, WorkersSucceeded(round_id)),
         (1, WorkersStopped(round_id, 6001)), (2, WorkersStopped(round_id, 6002)),
     )  # fmt: skip
-    events = [NodeMessage(agent_id(index), message) for index, message in messages]
+    events = [AgentMessage(agent_id(index), message) for index, message in messages]
     state = rounds.decide_together(job.state, events, job.now).state
     assert state.outcome is (Outcome.SUCCEEDED if policy is SuccessPolicy.ANY else None)
 

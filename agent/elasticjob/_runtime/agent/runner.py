@@ -72,7 +72,7 @@ from elasticjob._runtime.contract.messages import (
 from elasticjob._runtime.contract.names import Backend, ExitCode, RoundId, round_store_clients
 from elasticjob._runtime.contract.text import describe_speed, printable
 from elasticjob._runtime.control_link.link import ControlLink, LinkRole, connect
-from elasticjob._runtime.control_link.node_client import NoCoordinatorError, NodeClient
+from elasticjob._runtime.control_link.node_client import CoordinatorClient, NoCoordinatorError
 from elasticjob._runtime.store.open_files import raise_open_file_limit
 from elasticjob._runtime.store.server import StoreServer
 from elasticjob._runtime.system.code_root import CODE_ROOT
@@ -217,7 +217,7 @@ class Agent:
             lambda: telemetry.health(self._counts, self._state, self._loop.time()),
             lambda: telemetry.metrics(self._counts, self._state, self._loop.time()),
         )
-        self._node = NodeClient(
+        self._node = CoordinatorClient(
             self._dial,
             lambda: machine.greeting(self._state),
             lambda message: self._dispatch(events.Received(message)),

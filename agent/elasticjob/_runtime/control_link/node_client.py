@@ -65,7 +65,7 @@ class _Search:
         self.over = False
 
 
-class NodeClient:
+class CoordinatorClient:
     """Keeps one node connected to the job's coordinator."""
 
     def __init__(

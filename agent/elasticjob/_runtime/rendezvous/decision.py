@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from elasticjob._runtime.contract.text import with_noun
 from elasticjob._runtime.rendezvous.event_batch import Settled
-from elasticjob._runtime.rendezvous.state import CoordinatorState, SendToNode
+from elasticjob._runtime.rendezvous.state import CoordinatorState, SendToAgent
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class RoundDecision:
     """The next state, the messages to send, and a reason for the log (empty when nothing changed)."""
 
     state: CoordinatorState
-    effects: tuple[SendToNode, ...] = ()
+    effects: tuple[SendToAgent, ...] = ()
     reason: str = ""
     settled: Settled | None = None
     """For the next decision, if no rule had to run for this one."""

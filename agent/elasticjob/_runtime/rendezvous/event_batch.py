@@ -27,12 +27,12 @@ from elasticjob._runtime.contract.messages import (
 )
 from elasticjob._runtime.rendezvous.state import (
     RECONNECT_GRACE,
+    AgentDisconnected,
+    AgentMessage,
     CoordinatorEvent,
     CoordinatorState,
+    KnownAgent,
     Member,
-    Node,
-    NodeDisconnected,
-    NodeMessage,
     PlannedStop,
     Round,
     departure_reason,
@@ -72,7 +72,7 @@ class Settled:
 def count_open(state: CoordinatorState) -> OpenCounts:
     """Return the counts of a state."""
     if state.recovering_until is not None:
-        connected = [n for n in state.nodes.values() if n.disconnected_at is None]
+        connected = [n for n in state.agents.values() if n.disconnected_at is None]
         sizes = [n.membership.assignment.group_world_size for n in connected if n.membership is not None]
         if state.operator_seen:
             sizes.append(sum(p.state is PodState.RUNNING for p in state.pods.values()))
@@ -94,7 +94,7 @@ def _counts_steps(state: CoordinatorState, agent_id: str) -> bool:
 def follow(counts: OpenCounts, before: CoordinatorState, after: CoordinatorState, agent_id: str) -> OpenCounts:
     """Return the counts after an event of this node."""
     if after.recovering_until is not None:
-        old, new = before.nodes.get(agent_id), after.nodes.get(agent_id)
+        old, new = before.agents.get(agent_id), after.agents.get(agent_id)
         size = new.membership.assignment.group_world_size if new and new.membership else counts.wanted
         connected = counts.connected + _is_connected(new) - _is_connected(old)
         return replace(counts, connected=connected, wanted=min(counts.wanted, size))
@@ -114,8 +114,8 @@ def follow(counts: OpenCounts, before: CoordinatorState, after: CoordinatorState
     )
 
 
-def _is_connected(node: Node | None) -> bool:
-    return node is not None and node.disconnected_at is None
+def _is_connected(agent: KnownAgent | None) -> bool:
+    return agent is not None and agent.disconnected_at is None
 
 
 def _member(state: CoordinatorState, agent_id: str) -> Member | None:
@@ -124,37 +124,37 @@ def _member(state: CoordinatorState, agent_id: str) -> Member | None:
 
 def may_wait(state: CoordinatorState, event: CoordinatorEvent, counts: OpenCounts, now: float) -> bool:
     """Return whether the rules need not run before and after this event, which comes next."""
-    if not isinstance(event, (NodeMessage, NodeDisconnected)):
+    if not isinstance(event, (AgentMessage, AgentDisconnected)):
         return False
     if state.recovering_until is not None:
         return _recovery_may_wait(state, event, counts, now)
-    if isinstance(event, NodeMessage) and isinstance(event.message, Close):
+    if isinstance(event, AgentMessage) and isinstance(event.message, Close):
         return bool(state.closed_reason or state.operator_seen)
     round_ = state.round
     if round_ is None or state.outcome is not None:
         return True
-    if isinstance(event, NodeMessage) and isinstance(event.message, Announce):
+    if isinstance(event, AgentMessage) and isinstance(event.message, Announce):
         return _announcement_may_wait(state, round_, event.agent_id, event.message)
-    member, node = round_.members.get(event.agent_id), state.nodes.get(event.agent_id)
-    if node is None:
+    member, agent = round_.members.get(event.agent_id), state.agents.get(event.agent_id)
+    if agent is None:
         return True
     if member is None or member.lost:
         # A node that joins may end a running round; one that does not join any more must not prevent that.
-        gone = isinstance(event, NodeDisconnected) or isinstance(event.message, Leaving)
+        gone = isinstance(event, AgentDisconnected) or isinstance(event.message, Leaving)
         return round_.ending is not None or not gone
-    if isinstance(event, NodeDisconnected):
-        return member.accounted_for or not departure_reason(state, node)
-    return node.disconnected_at is None and _message_may_wait(state, round_, member, event, counts)
+    if isinstance(event, AgentDisconnected):
+        return member.accounted_for or not departure_reason(state, agent)
+    return agent.disconnected_at is None and _message_may_wait(state, round_, member, event, counts)
 
 
 def _recovery_may_wait(
-    state: CoordinatorState, event: NodeMessage | NodeDisconnected, counts: OpenCounts, now: float
+    state: CoordinatorState, event: AgentMessage | AgentDisconnected, counts: OpenCounts, now: float
 ) -> bool:
     """Return whether recovery goes on after this event, because too few nodes are connected."""
     wanted = counts.wanted
     deadline = state.announced_at + RECONNECT_GRACE if state.took_over else state.recovering_until
-    due = deadline is not None and now >= deadline and bool(state.nodes)
-    if isinstance(event, NodeMessage) and isinstance(event.message, Announce) and event.message.membership is not None:
+    due = deadline is not None and now >= deadline and bool(state.agents)
+    if isinstance(event, AgentMessage) and isinstance(event.message, Announce) and event.message.membership is not None:
         wanted = min(wanted, event.message.membership.assignment.group_world_size)
     if state.passive:
         # A standby store takes over with more than half of a round. The end of recovery is decided after that.
@@ -164,21 +164,21 @@ def _recovery_may_wait(
 
 def _announcement_may_wait(state: CoordinatorState, round_: Round, agent_id: str, announce: Announce) -> bool:
     """Return whether a node that connects neither takes another node's index nor reports a change of a member."""
-    member, node = round_.members.get(agent_id), state.nodes.get(agent_id)
-    if announce.index == ANY_INDEX and node is None:
+    member, agent = round_.members.get(agent_id), state.agents.get(agent_id)
+    if announce.index == ANY_INDEX and agent is None:
         return False
     if announce.index != ANY_INDEX and state.agent_ids.get(announce.index, agent_id) != agent_id:
         return False
     if member is None or member.lost:
         return True
     last = announce.membership
-    if node is None or last is None or last.results_ended:
+    if agent is None or last is None or last.results_ended:
         return False
     return last.assignment.round == round_.id and last.state is member.state
 
 
 def _message_may_wait(
-    state: CoordinatorState, round_: Round, member: Member, event: NodeMessage, counts: OpenCounts
+    state: CoordinatorState, round_: Round, member: Member, event: AgentMessage, counts: OpenCounts
 ) -> bool:
     """Return whether a member's message ends nothing: it is neither the first of its kind nor the last one."""
     message, ending = event.message, round_.ending
@@ -218,7 +218,7 @@ def changes_no_rule(state: CoordinatorState, event: CoordinatorEvent, counts: Op
     """
     round_ = state.round
     settled = state.recovering_until is None and state.outcome is None and not state.closed_reason
-    if round_ is None or not settled or not isinstance(event, NodeMessage):
+    if round_ is None or not settled or not isinstance(event, AgentMessage):
         return False
     message, member = event.message, round_.members.get(event.agent_id)
     if not isinstance(message, _OF_ROUND) or message.round != round_.id or member is None or member.lost:

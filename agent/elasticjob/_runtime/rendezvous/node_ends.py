@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from elasticjob._runtime.contract.messages import MachineEnd, OperatorView
-from elasticjob._runtime.rendezvous.state import CoordinatorState, Node, SendToNode
+from elasticjob._runtime.rendezvous.state import CoordinatorState, KnownAgent, SendToAgent
 
 EARLIER_SECONDS = 0.5
 """A known time changes only if a view names one that is earlier by more: views differ by their time on the way."""
@@ -26,33 +26,33 @@ def receive_ends(state: CoordinatorState, view: OperatorView, now: float) -> Coo
     if view.ending_pods is None:
         return state
     ends = {pod.pod: now + pod.time - view.sent_at for pod in view.ending_pods}
-    known = {pod: at for pod, at in state.machine_ends.items() if pod in ends and ends[pod] > at - EARLIER_SECONDS}
-    return replace(state, machine_ends={**ends, **known})
+    known = {pod: at for pod, at in state.node_ends.items() if pod in ends and ends[pod] > at - EARLIER_SECONDS}
+    return replace(state, node_ends={**ends, **known})
 
 
-def changed_ends(before: CoordinatorState, after: CoordinatorState, now: float) -> tuple[SendToNode, ...]:
+def changed_ends(before: CoordinatorState, after: CoordinatorState, now: float) -> tuple[SendToAgent, ...]:
     """Return the messages to the connected nodes whose known end has changed."""
-    if before.machine_ends == after.machine_ends:
+    if before.node_ends == after.node_ends:
         return ()
-    nodes = (n for n in after.nodes.values() if before.machine_ends.get(n.pod) != after.machine_ends.get(n.pod))
-    return _messages(after, nodes, now)
+    agents = (n for n in after.agents.values() if before.node_ends.get(n.pod) != after.node_ends.get(n.pod))
+    return _messages(after, agents, now)
 
 
-def known_ends(state: CoordinatorState, nodes: Iterable[Node], now: float) -> tuple[SendToNode, ...]:
+def known_ends(state: CoordinatorState, agents: Iterable[KnownAgent], now: float) -> tuple[SendToAgent, ...]:
     """Return the messages to those of these nodes that are connected and whose end is known.
 
     A node that knows one which was withdrawn gets a message too.
     """
     named = state.operator_view.ending_pods is not None
-    concerned = (n for n in nodes if n.pod in state.machine_ends or (named and n.knows_machine_end))
+    concerned = (n for n in agents if n.pod in state.node_ends or (named and n.knows_machine_end))
     return _messages(state, concerned, now)
 
 
-def _messages(state: CoordinatorState, nodes: Iterable[Node], now: float) -> tuple[SendToNode, ...]:
-    connected = (n for n in nodes if n.disconnected_at is None)
-    return tuple(SendToNode(n.agent_id, MachineEnd(_seconds_left(state, n.pod, now))) for n in connected)
+def _messages(state: CoordinatorState, agents: Iterable[KnownAgent], now: float) -> tuple[SendToAgent, ...]:
+    connected = (n for n in agents if n.disconnected_at is None)
+    return tuple(SendToAgent(n.agent_id, MachineEnd(_seconds_left(state, n.pod, now))) for n in connected)
 
 
 def _seconds_left(state: CoordinatorState, pod: str, now: float) -> float | None:
-    at = state.machine_ends.get(pod)
+    at = state.node_ends.get(pod)
     return None if at is None else max(0.0, at - now)

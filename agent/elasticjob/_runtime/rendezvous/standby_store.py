@@ -20,8 +20,8 @@ from elasticjob._runtime.contract.messages import NO_STANDBY_STORE, StoreActive
 from elasticjob._runtime.contract.text import with_noun
 from elasticjob._runtime.rendezvous import node_ends
 from elasticjob._runtime.rendezvous.decision import RoundDecision
-from elasticjob._runtime.rendezvous.event_handlers.announcements import announce_node
-from elasticjob._runtime.rendezvous.state import RECOVERY_TIMEOUT, CoordinatorState, SendToNode
+from elasticjob._runtime.rendezvous.event_handlers.announcements import announce_agent
+from elasticjob._runtime.rendezvous.state import RECOVERY_TIMEOUT, CoordinatorState, SendToAgent
 from elasticjob._runtime.rendezvous.store_recovery import count_newest_round
 
 
@@ -57,7 +57,7 @@ def may_end(state: CoordinatorState, *, without_standby: bool) -> bool:
     """
     if state.passive or state.newer_store is not None or state.outcome is not None:
         return True
-    if all(n.disconnected_at is not None for n in state.nodes.values()):
+    if all(n.disconnected_at is not None for n in state.agents.values()):
         return True
     if state.round is not None and (state.round.ending is not None or not state.round.formed_at):
         return False
@@ -66,18 +66,18 @@ def may_end(state: CoordinatorState, *, without_standby: bool) -> bool:
 
 
 def _activate(state: CoordinatorState, reason: str, now: float) -> RoundDecision:
-    nodes = list(state.nodes.values())
+    agents = list(state.agents.values())
     active = replace(
         state,
         passive=False,
         took_over=True,
         announced_at=now,
         recovering_until=now + RECOVERY_TIMEOUT,
-        nodes={},
+        agents={},
         agent_ids={},
     )
-    decision = RoundDecision(active, tuple(SendToNode(n.agent_id, StoreActive()) for n in nodes), reason)
-    for node in nodes:
-        decision = decision.then(replace(announce_node(decision.state, node, now), reason=""))
-    ends = node_ends.known_ends(decision.state, decision.state.nodes.values(), now)
+    decision = RoundDecision(active, tuple(SendToAgent(n.agent_id, StoreActive()) for n in agents), reason)
+    for agent in agents:
+        decision = decision.then(replace(announce_agent(decision.state, agent, now), reason=""))
+    ends = node_ends.known_ends(decision.state, decision.state.agents.values(), now)
     return replace(decision, effects=(*decision.effects, *ends))

@@ -32,11 +32,11 @@ from elasticjob._runtime.rendezvous.state import (
     RECOVERY_TIMEOUT,
     TAKEOVER_TIMEOUT,
     CoordinatorState,
+    KnownAgent,
     LastRound,
     Member,
-    Node,
     Round,
-    set_node,
+    set_agent,
 )
 
 _CAN_CONTINUE = (MemberState.STARTING, MemberState.RUNNING, MemberState.SUCCEEDED)
@@ -55,14 +55,14 @@ class RecoveryDecision:
 
 def record_message(
     state: CoordinatorState,
-    node: Node,
+    agent: KnownAgent,
     message: WorkersStarted | WorkersFailed | WorkersSucceeded | WorkersStopped,
     reached: MemberState,
 ) -> CoordinatorState:
     """Return the state with what a node reported about the round that it announced, while the store recovers."""
-    if node.membership is None or node.membership.assignment.round != message.round:
+    if agent.membership is None or agent.membership.assignment.round != message.round:
         return state
-    state = set_node(state, replace(node, membership=replace(node.membership, state=reached)))
+    state = set_agent(state, replace(agent, membership=replace(agent.membership, state=reached)))
     if not isinstance(message, WorkersFailed):
         return state
     failures = (*state.recovery_failures.get(message.round, ()), message.failure)
@@ -92,7 +92,7 @@ def evaluate_recovery(state: CoordinatorState, now: float) -> RecoveryDecision |
 
 def _newest_unsettled_round(state: CoordinatorState) -> RoundId | None:
     """Return the newest round of the connected nodes that must go on or end: one runs it, or reported a failure."""
-    connected = [n for n in state.nodes.values() if n.disconnected_at is None and n.membership is not None]
+    connected = [n for n in state.agents.values() if n.disconnected_at is None and n.membership is not None]
     failed = state.recovery_failures
     unsettled = (r for n in connected if (r := _last_round_id(n)) in failed or _runs_workers(n))
     return max(unsettled, default=None)
@@ -104,7 +104,7 @@ def _recover_all(state: CoordinatorState, round_id: RoundId, found: dict[str, Me
     reason = f"all nodes of round {round_id} reconnected"
     if round_.failures or any(m.state is MemberState.FAILED for m in found.values()):
         return RecoveryDecision(round_, EndReason.WORKER_FAILED, f"{reason}, workers have failed")
-    ended = any(state.nodes[agent_id].results_ended == round_id for agent_id in found)
+    ended = any(state.agents[agent_id].results_ended == round_id for agent_id in found)
     if not ended and all(m.state in _CAN_CONTINUE for m in found.values()):
         return RecoveryDecision(round_, None, reason)
     return RecoveryDecision(round_, EndReason.AGENT_LOST, f"{reason}, workers have stopped")
@@ -116,7 +116,7 @@ def with_last_round(state: CoordinatorState) -> CoordinatorState:
     Without such a round the history stays unknown.
     """
     round_ids = [
-        _last_round_id(n) for n in state.nodes.values() if n.disconnected_at is None and n.membership is not None
+        _last_round_id(n) for n in state.agents.values() if n.disconnected_at is None and n.membership is not None
     ]
     if not round_ids:
         return state
@@ -128,23 +128,23 @@ def with_last_round(state: CoordinatorState) -> CoordinatorState:
     return replace(state, last_round=last, last_members=tuple(members))
 
 
-def _runs_workers(node: Node) -> bool:
+def _runs_workers(agent: KnownAgent) -> bool:
     return (
-        node.disconnected_at is None
-        and node.membership is not None
-        and node.membership.state is not MemberState.STOPPED
+        agent.disconnected_at is None
+        and agent.membership is not None
+        and agent.membership.state is not MemberState.STOPPED
     )
 
 
-def _last_round_id(node: Node) -> RoundId:
-    assert node.membership is not None  # noqa: S101  # callers check it first
-    return node.membership.assignment.round
+def _last_round_id(agent: KnownAgent) -> RoundId:
+    assert agent.membership is not None  # noqa: S101  # callers check it first
+    return agent.membership.assignment.round
 
 
 def _members(state: CoordinatorState, round_id: RoundId) -> dict[str, Member]:
     """Return the connected members of the round by agent id, in order of group rank; also those that have stopped."""
     connected = [
-        n for n in state.nodes.values() if n.disconnected_at is None and n.membership and _last_round_id(n) == round_id
+        n for n in state.agents.values() if n.disconnected_at is None and n.membership and _last_round_id(n) == round_id
     ]
     ordered = sorted(connected, key=lambda n: n.membership.assignment.group_rank if n.membership else 0)
     return {
@@ -166,7 +166,7 @@ def count_newest_round(state: CoordinatorState) -> tuple[int, int]:
     A round older than the newest one that the operator knows does not count: the present store may have started a later
     one, with a confirmation, without the nodes that are here.
     """
-    connected = (n.membership for n in state.nodes.values() if n.disconnected_at is None)
+    connected = (n.membership for n in state.agents.values() if n.disconnected_at is None)
     memberships = [m.assignment for m in connected if m is not None]
     newest = max((m.round for m in memberships), default=None)
     if newest is None or state.is_outdated(newest):
@@ -176,7 +176,7 @@ def count_newest_round(state: CoordinatorState) -> tuple[int, int]:
 
 
 def _waited_long_enough(state: CoordinatorState, now: float) -> bool:
-    if state.recovering_until is None or not state.nodes:
+    if state.recovering_until is None or not state.agents:
         return False
     takeover = takeover_deadline(state)
     return now >= state.recovering_until or (takeover is not None and now >= takeover)
@@ -193,12 +193,12 @@ def takeover_deadline(state: CoordinatorState) -> float | None:
     members, size = count_newest_round(state)
     if 2 * members <= size:
         return None
-    connected = {(n.index, n.incarnation) for n in state.nodes.values() if n.disconnected_at is None}
+    connected = {(n.index, n.incarnation) for n in state.agents.values() if n.disconnected_at is None}
     awaited = [p for p in state.pods.values() if p.state is PodState.RUNNING]
     missing = {p.pod for p in awaited if (p.index, p.incarnation) not in connected}
     if not missing <= set(state.operator_view.beside_store):
         return state.announced_at + TAKEOVER_TIMEOUT
-    vanished = any(n.store_vanished for n in state.nodes.values())
+    vanished = any(n.store_vanished for n in state.agents.values())
     return state.announced_at + (0.0 if vanished else RECONNECT_GRACE)
 
 
@@ -216,7 +216,7 @@ def _all_expected_connected(state: CoordinatorState, now: float) -> bool:
     if not state.operator_seen:
         return False
     deadline = lost_node_deadline(state)
-    wait_for_lost = deadline is not None and (now < deadline or not state.nodes)
+    wait_for_lost = deadline is not None and (now < deadline or not state.agents)
     awaited = (PodState.RUNNING, PodState.LOST) if wait_for_lost else (PodState.RUNNING,)
-    connected = {(n.index, n.incarnation) for n in state.nodes.values() if n.disconnected_at is None}
+    connected = {(n.index, n.incarnation) for n in state.agents.values() if n.disconnected_at is None}
     return all((p.index, p.incarnation) in connected for p in state.pods.values() if p.state in awaited)

@@ -31,7 +31,7 @@ from elasticjob._runtime.contract.messages import (
     StateTransfer,
     StepReport,
     StepTimes,
-    StoreToNode,
+    StoreToAgent,
     TrainingProgress,
     WorkersFailed,
     WorkersStalled,
@@ -46,13 +46,13 @@ from elasticjob._runtime.rendezvous.observations import lost_time, recovery_time
 from elasticjob._runtime.rendezvous.observations.report import build_report
 from elasticjob._runtime.rendezvous.rounds import rounds
 from elasticjob._runtime.rendezvous.state import (
+    AgentDisconnected,
+    AgentMessage,
     CoordinatorEvent,
     CoordinatorState,
     NewerStoreSeen,
-    NodeDisconnected,
-    NodeMessage,
     OperatorViewReceived,
-    SendToNode,
+    SendToAgent,
     Tick,
 )
 
@@ -92,7 +92,7 @@ class Coordinator:
     """Whether `_run` is scheduled."""
     _settled: Settled | None = None
     """Of the state, for the next decision."""
-    _unsent: deque[tuple[ControlLink, CoordinatorToNode | StoreToNode]] = field(default_factory=deque)
+    _unsent: deque[tuple[ControlLink, CoordinatorToNode | StoreToAgent]] = field(default_factory=deque)
     """Messages that wait until others have been sent."""
     _timer: asyncio.TimerHandle | None = None
     """Runs until the next deadline of the rules."""
@@ -173,14 +173,14 @@ class Coordinator:
         self._nodes[agent_id] = link
         if older is not None:
             older.close()
-        self._submit(NodeMessage(agent_id, first))
+        self._submit(AgentMessage(agent_id, first))
         try:
             await self._receive_messages(link, agent_id)
         finally:
             # A node that has reconnected over a new link is not disconnected.
             if self._nodes.get(agent_id) is link:
                 del self._nodes[agent_id]
-                self._submit(NodeDisconnected(agent_id))
+                self._submit(AgentDisconnected(agent_id))
 
     async def _receive_messages(self, link: ControlLink, agent_id: str) -> None:
         while (message := await link.receive()) is not None:
@@ -188,13 +188,13 @@ class Coordinator:
                 return
             match message:
                 case Ready() | WorkersStarted() | WorkersFailed() | WorkersSucceeded():
-                    self._submit(NodeMessage(agent_id, message))
+                    self._submit(AgentMessage(agent_id, message))
                 case NodeResultsEnded() | WorkersStopped():
-                    self._submit(NodeMessage(agent_id, message))
+                    self._submit(AgentMessage(agent_id, message))
                 case Announce(agent_id=announced) if announced == agent_id:
-                    self._submit(NodeMessage(agent_id, message))
+                    self._submit(AgentMessage(agent_id, message))
                 case Leaving() | Close() | QueryClosed() | StepReport() | WorkersStalled():
-                    self._submit(NodeMessage(agent_id, message))
+                    self._submit(AgentMessage(agent_id, message))
                 case StepTimes():
                     self._track_step_times(agent_id, message)
                 case TrainingProgress():
@@ -228,7 +228,7 @@ class Coordinator:
 
     def _record_transfer(self, agent_id: str, received: StateReceived) -> None:
         # Not an event for the rules, as above.
-        round_, node, last = self.state.round, self.state.nodes.get(agent_id), self._state_transfer
+        round_, node, last = self.state.round, self.state.agents.get(agent_id), self._state_transfer
         if round_ is None or node is None or round_.id != received.round or agent_id not in round_.members:
             return
         if last is None or last.received.round != received.round or last.received.seconds < received.seconds:
@@ -261,7 +261,7 @@ class Coordinator:
         if self.state.newer_store is not None:
             self.superseded.set()
 
-    def _send_effects(self, effects: Iterable[SendToNode]) -> None:
+    def _send_effects(self, effects: Iterable[SendToAgent]) -> None:
         """Send messages, behind those that wait. A node that connects again meanwhile gets them in another way."""
         idle = not self._unsent
         self._unsent += [(link, e.message) for e in effects if (link := self._nodes.get(e.agent_id)) is not None]

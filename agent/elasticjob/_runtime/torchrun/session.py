@@ -43,7 +43,7 @@ from elasticjob._runtime.contract.messages import (
     Termination,
 )
 from elasticjob._runtime.control_link.link import ControlLink, LinkError
-from elasticjob._runtime.control_link.node_client import NoCoordinatorError, NodeClient
+from elasticjob._runtime.control_link.node_client import CoordinatorClient, NoCoordinatorError
 from elasticjob._runtime.system.daemon_threads import DaemonExecutor
 from elasticjob._runtime.system.loop_errors import call_on_error
 
@@ -85,7 +85,7 @@ class CoordinatorSession:
         self._closing = ""
         self._dial = dial
         self._state = AgentState(announcement=announcement, stop_grace=0.0, launcher_ready=True)
-        self._node = NodeClient(
+        self._node = CoordinatorClient(
             self._connect,
             self._greeting,
             self._receive,

@@ -113,7 +113,7 @@ from elasticjob._runtime.contract.messages.to_agents import (
     StandbyStore,
     StartRound,
     StoreActive,
-    StoreToNode,
+    StoreToAgent,
 )
 from elasticjob._runtime.contract.messages.wire_form import (
     NEW_MESSAGES,
@@ -184,7 +184,7 @@ __all__ = [
     "StepReport",
     "StepTimes",
     "StoreActive",
-    "StoreToNode",
+    "StoreToAgent",
     "Straggler",
     "SuccessPolicy",
     "Termination",

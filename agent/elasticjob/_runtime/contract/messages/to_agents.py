@@ -146,5 +146,5 @@ class StoreActive:
 CoordinatorToNode: TypeAlias = StartRound | Standby | PlanEnd | EndRound | BreakRound | Closed | Finish | MachineEnd
 
 
-StoreToNode: TypeAlias = StandbyStore | StoreActive
+StoreToAgent: TypeAlias = StandbyStore | StoreActive
 """Messages about stores, for the node's side of the control link."""

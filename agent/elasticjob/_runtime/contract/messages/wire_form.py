@@ -24,7 +24,7 @@ from elasticjob._runtime.contract.messages.from_agents import (
 )
 from elasticjob._runtime.contract.messages.operator_view import OperatorView
 from elasticjob._runtime.contract.messages.report import Report
-from elasticjob._runtime.contract.messages.to_agents import BreakRound, CoordinatorToNode, MachineEnd, StoreToNode
+from elasticjob._runtime.contract.messages.to_agents import BreakRound, CoordinatorToNode, MachineEnd, StoreToAgent
 
 PROTOCOL = 4
 """Version of the messages. The two sides of a control link use the lower of their versions. A new type of message or a
@@ -37,7 +37,7 @@ message that it does not know."""
 
 
 Message: TypeAlias = (
-    NodeToCoordinator | CoordinatorToNode | StoreToNode | MemberLink | CutOffNotice | OperatorView | Report
+    NodeToCoordinator | CoordinatorToNode | StoreToAgent | MemberLink | CutOffNotice | OperatorView | Report
 )
 
 

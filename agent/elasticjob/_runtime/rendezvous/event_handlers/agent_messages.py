@@ -31,49 +31,51 @@ from elasticjob._runtime.rendezvous.persistent_map import with_item
 from elasticjob._runtime.rendezvous.rounds import confirmation, planned_end
 from elasticjob._runtime.rendezvous.state import (
     CoordinatorState,
-    Node,
-    set_node,
+    KnownAgent,
+    set_agent,
 )
 
 
-def with_ended_results(state: CoordinatorState, node: Node, round_id: RoundId) -> Node:
+def with_ended_results(state: CoordinatorState, agent: KnownAgent, round_id: RoundId) -> KnownAgent:
     """Return a node that counts no step of a round any more; note whether it says so in time."""
-    member = state.round.members.get(node.agent_id) if state.round and state.round.id == round_id else None
+    member = state.round.members.get(agent.agent_id) if state.round and state.round.id == round_id else None
     in_time = member is not None and not member.lost
-    return replace(node, results_ended=round_id, ended_in_time=round_id if in_time else node.ended_in_time)
+    return replace(agent, results_ended=round_id, ended_in_time=round_id if in_time else agent.ended_in_time)
 
 
-def apply_node_message(state: CoordinatorState, node: Node, message: NodeToCoordinator, now: float) -> CoordinatorState:
+def apply_agent_message(
+    state: CoordinatorState, agent: KnownAgent, message: NodeToCoordinator, now: float
+) -> CoordinatorState:
     if isinstance(message, Ready):
-        node = replace(
-            node,
+        agent = replace(
+            agent,
             ready=True,
             fork_disabled_reason=message.fork_disabled_reason,
             restartable=message.restartable,
             hang_guard=message.hang_guard,
-            new_processes=replace(node.new_processes, count=0),
+            new_processes=replace(agent.new_processes, count=0),
         )
-        return set_node(state, node)
+        return set_agent(state, agent)
     if isinstance(message, Leaving):
         if message.failure is not None:
-            state = replace(state, unhealthy={**state.unhealthy, node.pod: message.failure})
-        return set_node(state, replace(node, leaving_reason=message.reason or "the node asked to leave"))
+            state = replace(state, unhealthy={**state.unhealthy, agent.pod: message.failure})
+        return set_agent(state, replace(agent, leaving_reason=message.reason or "the node asked to leave"))
     if isinstance(message, (Announce, Close, NewerStore, QueryClosed, StepTimes, TrainingProgress, StateReceived)):
         return state
     if isinstance(message, StepReport):
-        return _apply_step_report(state, node, message)
+        return _apply_step_report(state, agent, message)
     if isinstance(message, NodeResultsEnded):
-        return set_node(state, with_ended_results(state, node, message.round))
+        return set_agent(state, with_ended_results(state, agent, message.round))
     if isinstance(message, WorkersStalled):
-        return stalls.record_stall(state, node, message, now)
+        return stalls.record_stall(state, agent, message, now)
     if isinstance(message, WorkersStopped):
-        stale = node.stale_round if node.stale_round and node.stale_round > message.round else None
-        announced = node.membership.assignment.round if node.membership else message.round
+        stale = agent.stale_round if agent.stale_round and agent.stale_round > message.round else None
+        announced = agent.membership.assignment.round if agent.membership else message.round
         if stale is None and message.round >= announced:
-            state = confirmation.record_stopped_node(state, node.agent_id, message.round)
-        unresponsive = node.unresponsive and stale is not None
-        node = replace(
-            node,
+            state = confirmation.record_stopped_agent(state, agent.agent_id, message.round)
+        unresponsive = agent.unresponsive and stale is not None
+        agent = replace(
+            agent,
             store_port=message.store_port,
             stale_round=stale,
             results_ended=None,
@@ -81,8 +83,8 @@ def apply_node_message(state: CoordinatorState, node: Node, message: NodeToCoord
             has_state=message.has_state,
             new_processes=message.new_processes,
         )
-        state = set_node(state, node)
-    return apply_worker_state(state, node, message)
+        state = set_agent(state, agent)
+    return apply_worker_state(state, agent, message)
 
 
 _REACHED = {
@@ -104,7 +106,7 @@ _STATE_ORDER = {
 
 def apply_worker_state(
     state: CoordinatorState,
-    node: Node,
+    agent: KnownAgent,
     message: WorkersStarted | WorkersFailed | WorkersSucceeded | WorkersStopped,
 ) -> CoordinatorState:
     """Apply a message about workers of the current round from a member that is not lost; ignore all others.
@@ -113,10 +115,10 @@ def apply_worker_state(
     """
     round_ = state.round
     if state.recovering_until is not None:
-        return store_recovery.record_message(state, state.nodes[node.agent_id], message, _REACHED[type(message)])
+        return store_recovery.record_message(state, state.agents[agent.agent_id], message, _REACHED[type(message)])
     if round_ is None or message.round != round_.id:
         return state
-    member = round_.members.get(node.agent_id)
+    member = round_.members.get(agent.agent_id)
     if member is None or member.lost:
         return state
     members, failures, ended_ranks = round_.members, round_.failures, round_.ended_ranks
@@ -124,14 +126,14 @@ def apply_worker_state(
         failures = (*failures, message.failure)
     reached = _REACHED[type(message)]
     if _STATE_ORDER[reached] > _STATE_ORDER[member.state]:
-        members = with_item(members, node.agent_id, replace(member, state=reached))
+        members = with_item(members, agent.agent_id, replace(member, state=reached))
     if isinstance(message, WorkersStopped) and message.ended_ranks:
         ended_ranks = (*ended_ranks, message.ended_ranks)
     return replace(state, round=replace(round_, members=members, failures=failures, ended_ranks=ended_ranks))
 
 
-def _apply_step_report(state: CoordinatorState, node: Node, report: StepReport) -> CoordinatorState:
+def _apply_step_report(state: CoordinatorState, agent: KnownAgent, report: StepReport) -> CoordinatorState:
     round_ = state.round
-    if round_ is None or report.round != round_.id or node.agent_id not in round_.members:
+    if round_ is None or report.round != round_.id or agent.agent_id not in round_.members:
         return state
-    return replace(state, round=planned_end.record_step(round_, node.agent_id, report))
+    return replace(state, round=planned_end.record_step(round_, agent.agent_id, report))

@@ -23,74 +23,76 @@ from elasticjob._runtime.rendezvous.rounds.round_end import end_message
 from elasticjob._runtime.rendezvous.state import (
     RECOVERY_TIMEOUT,
     CoordinatorState,
+    KnownAgent,
     Member,
-    Node,
     Round,
-    SendToNode,
+    SendToAgent,
+    agent_with_same_index,
     may_run_workers,
-    node_with_same_index,
+    set_agent,
     set_member,
-    set_node,
     superseded,
 )
 
 
-def announce_node(state: CoordinatorState, node: Node, now: float) -> RoundDecision:
+def announce_agent(state: CoordinatorState, agent: KnownAgent, now: float) -> RoundDecision:
     """Return the state with a node that has announced itself, and the answer to it."""
-    agent_id = node.agent_id
+    agent_id = agent.agent_id
     if state.outcome is not None:
         finish = Finish(state.outcome, state.outcome_reason)
-        reason = f"{node.pod} announced itself after the end of the job"
-        return RoundDecision(set_node(state, node), (SendToNode(agent_id, finish),), reason)
-    other = node_with_same_index(state, node)
-    if superseded(state, node) and not _must_stop(state, node):
-        finish = Finish(Outcome.SUPERSEDED, "Superseded", f"a newer pod has index {node.index}")
-        reason = f"{node.pod} is superseded: a newer pod has index {node.index}"
-        return RoundDecision(state, (SendToNode(agent_id, finish),), reason)
-    closed = (SendToNode(agent_id, Closed(state.closed_reason)),) if state.closed_reason else ()
-    displaced = other if other is not None and not _stays(state, other, node) else None
-    state = _remove_node(state, displaced)
+        reason = f"{agent.pod} announced itself after the end of the job"
+        return RoundDecision(set_agent(state, agent), (SendToAgent(agent_id, finish),), reason)
+    other = agent_with_same_index(state, agent)
+    if superseded(state, agent) and not _must_stop(state, agent):
+        finish = Finish(Outcome.SUPERSEDED, "Superseded", f"a newer pod has index {agent.index}")
+        reason = f"{agent.pod} is superseded: a newer pod has index {agent.index}"
+        return RoundDecision(state, (SendToAgent(agent_id, finish),), reason)
+    closed = (SendToAgent(agent_id, Closed(state.closed_reason)),) if state.closed_reason else ()
+    displaced = other if other is not None and not _stays(state, other, agent) else None
+    state = _remove_agent(state, displaced)
     answer = RoundDecision(state, (*_displaced(displaced), *closed))
     if state.recovering_until is not None:
-        if not state.nodes:
+        if not state.agents:
             state = replace(state, recovering_until=now + RECOVERY_TIMEOUT)
         state = replace(state, announced_at=now) if state.took_over else state
-        return answer.then(RoundDecision(set_node(state, node), reason=f"{node.pod} announced itself during recovery"))
-    return answer.then(_connect_node(state, node, now))
+        return answer.then(
+            RoundDecision(set_agent(state, agent), reason=f"{agent.pod} announced itself during recovery")
+        )
+    return answer.then(_connect_agent(state, agent, now))
 
 
-def _stays(state: CoordinatorState, other: Node, node: Node) -> bool:
+def _stays(state: CoordinatorState, other: KnownAgent, agent: KnownAgent) -> bool:
     """Return whether `other` stays beside `node`, which announces the same index.
 
     A newer node does. So does an older one that still has workers: its pod is being deleted, and they have time to
     save. The round, and so the next one, waits for it as for every member that leaves.
     """
-    newer = other.incarnation > node.incarnation
-    return newer or (other.incarnation < node.incarnation and _must_stop(state, other))
+    newer = other.incarnation > agent.incarnation
+    return newer or (other.incarnation < agent.incarnation and _must_stop(state, other))
 
 
-def _must_stop(state: CoordinatorState, node: Node) -> bool:
+def _must_stop(state: CoordinatorState, agent: KnownAgent) -> bool:
     """Return whether the node has workers of the present round, or of the one that this store may find."""
     if state.recovering_until is None:
-        return may_run_workers(state, node)
-    return node.membership is not None and node.membership.state is not MemberState.STOPPED
+        return may_run_workers(state, agent)
+    return agent.membership is not None and agent.membership.state is not MemberState.STOPPED
 
 
-def _displaced(node: Node | None) -> tuple[SendToNode, ...]:
+def _displaced(agent: KnownAgent | None) -> tuple[SendToAgent, ...]:
     """Return the last message to a node whose index another one has taken: without it, the node would wait forever."""
-    if node is None or node.disconnected_at is not None:
+    if agent is None or agent.disconnected_at is not None:
         return ()
-    why = f"another agent has announced itself with index {node.index}"
-    return (SendToNode(node.agent_id, Finish(Outcome.SUPERSEDED, "Superseded", why)),)
+    why = f"another agent has announced itself with index {agent.index}"
+    return (SendToAgent(agent.agent_id, Finish(Outcome.SUPERSEDED, "Superseded", why)),)
 
 
-def announced_node(state: CoordinatorState, agent_id: str, announce: Announce, now: float) -> Node:
+def announced_agent(state: CoordinatorState, agent_id: str, announce: Announce, now: float) -> KnownAgent:
     """Return the node that an `Announce` describes, with what this store knows of it from earlier connections."""
-    known = state.nodes.get(agent_id)
+    known = state.agents.get(agent_id)
     index = announce.index
     if index == ANY_INDEX:
         index = known.index if known else _lowest_free_index(state, now)
-    node = Node(
+    agent = KnownAgent(
         agent_id=agent_id,
         index=index,
         incarnation=announce.incarnation,
@@ -113,62 +115,64 @@ def announced_node(state: CoordinatorState, agent_id: str, announce: Announce, n
         ended_in_time=known.ended_in_time if known else None,
     )
     last = announce.membership
-    return with_ended_results(state, node, last.assignment.round) if last and last.results_ended else node
+    return with_ended_results(state, agent, last.assignment.round) if last and last.results_ended else agent
 
 
 def _lowest_free_index(state: CoordinatorState, now: float) -> int:
-    taken = {n.index for n in state.nodes.values() if not n.expired(now)}
+    taken = {n.index for n in state.agents.values() if not n.expired(now)}
     return next(index for index in itertools.count() if index not in taken)
 
 
-def _remove_node(state: CoordinatorState, node: Node | None) -> CoordinatorState:
-    if node is None:
+def _remove_agent(state: CoordinatorState, agent: KnownAgent | None) -> CoordinatorState:
+    if agent is None:
         return state
-    nodes = dict(state.nodes)
-    del nodes[node.agent_id]
-    return replace(state, nodes=nodes)
+    agents = dict(state.agents)
+    del agents[agent.agent_id]
+    return replace(state, agents=agents)
 
 
-def _connect_node(state: CoordinatorState, node: Node, now: float) -> RoundDecision:
+def _connect_agent(state: CoordinatorState, agent: KnownAgent, now: float) -> RoundDecision:
     """Add a node that (re)connects: as a member of the current round, in an older round that it must stop, or idle."""
-    member = state.round.members.get(node.agent_id) if state.round else None
+    member = state.round.members.get(agent.agent_id) if state.round else None
     if state.round is not None and member is not None and not member.lost:
-        return _reconnect_member(state, node, state.round, member, now)
-    last = node.membership
+        return _reconnect_member(state, agent, state.round, member, now)
+    last = agent.membership
     if last is not None and last.state is not MemberState.STOPPED:
-        return stop_stale_round(state, node, last.assignment.round)
-    state = set_node(state, replace(node, stale_round=None))
-    state = confirmation.record_stopped_node(state, node.agent_id, last.assignment.round if last else None)
-    return replace(stand_by(state, [state.nodes[node.agent_id]]), reason=f"{node.pod} announced itself")
+        return stop_stale_round(state, agent, last.assignment.round)
+    state = set_agent(state, replace(agent, stale_round=None))
+    state = confirmation.record_stopped_agent(state, agent.agent_id, last.assignment.round if last else None)
+    return replace(stand_by(state, [state.agents[agent.agent_id]]), reason=f"{agent.pod} announced itself")
 
 
-def stop_stale_round(state: CoordinatorState, node: Node, stale_round: RoundId) -> RoundDecision:
+def stop_stale_round(state: CoordinatorState, agent: KnownAgent, stale_round: RoundId) -> RoundDecision:
     """Send a node that still runs an older round the end of it: until it has stopped, it cannot join a round."""
     end = EndRound(stale_round, state.settings.stop_grace, "the job went on without this node")
-    state = set_node(state, replace(node, stale_round=stale_round))
-    return RoundDecision(state, (SendToNode(node.agent_id, end),), f"{node.pod} still runs round {stale_round}")
+    state = set_agent(state, replace(agent, stale_round=stale_round))
+    return RoundDecision(state, (SendToAgent(agent.agent_id, end),), f"{agent.pod} still runs round {stale_round}")
 
 
-def _reconnect_member(state: CoordinatorState, node: Node, round_: Round, member: Member, now: float) -> RoundDecision:
+def _reconnect_member(
+    state: CoordinatorState, agent: KnownAgent, round_: Round, member: Member, now: float
+) -> RoundDecision:
     """Update a member from what its node announces, and send again what it may have missed."""
-    state = set_node(state, node)
-    last = node.membership
+    state = set_agent(state, agent)
+    last = agent.membership
     if last is not None and last.assignment.round == round_.id:
-        state = replace(state, round=_with_member_state(round_, node.agent_id, last.state))
+        state = replace(state, round=_with_member_state(round_, agent.agent_id, last.state))
         if last.state is MemberState.STOPPED:
-            return RoundDecision(state, reason=f"{node.pod} reconnected")
+            return RoundDecision(state, reason=f"{agent.pod} reconnected")
         if round_.ending is None:
             # A node that was cut off has frozen its workers. The assignment, sent again, lets it resume them.
-            return RoundDecision(state, (SendToNode(node.agent_id, member.assignment),), f"{node.pod} reconnected")
+            return RoundDecision(state, (SendToAgent(agent.agent_id, member.assignment),), f"{agent.pod} reconnected")
         end = end_message(state, round_, round_.ending, now)
-        reason = f"{node.pod} reconnected while its round ends"
-        return RoundDecision(state, (SendToNode(node.agent_id, end),), reason)
+        reason = f"{agent.pod} reconnected while its round ends"
+        return RoundDecision(state, (SendToAgent(agent.agent_id, end),), reason)
     if round_.ending is not None:
         stopped = replace(member, state=MemberState.STOPPED)
-        state = replace(state, round=set_member(round_, node.agent_id, stopped))
-        return RoundDecision(state, reason=f"{node.pod} reconnected without having started its round")
-    reason = f"{node.pod} reconnected without having received its assignment"
-    return RoundDecision(state, (SendToNode(node.agent_id, member.assignment),), reason)
+        state = replace(state, round=set_member(round_, agent.agent_id, stopped))
+        return RoundDecision(state, reason=f"{agent.pod} reconnected without having started its round")
+    reason = f"{agent.pod} reconnected without having received its assignment"
+    return RoundDecision(state, (SendToAgent(agent.agent_id, member.assignment),), reason)
 
 
 def _with_member_state(round_: Round, agent_id: str, reached: MemberState) -> Round:

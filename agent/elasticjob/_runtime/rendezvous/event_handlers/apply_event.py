@@ -14,8 +14,8 @@ from elasticjob._runtime.contract.messages import (
 )
 from elasticjob._runtime.rendezvous import node_ends
 from elasticjob._runtime.rendezvous.decision import RoundDecision
-from elasticjob._runtime.rendezvous.event_handlers.agent_messages import apply_node_message
-from elasticjob._runtime.rendezvous.event_handlers.announcements import announce_node, announced_node
+from elasticjob._runtime.rendezvous.event_handlers.agent_messages import apply_agent_message
+from elasticjob._runtime.rendezvous.event_handlers.announcements import announce_agent, announced_agent
 from elasticjob._runtime.rendezvous.event_handlers.operator_views import apply_operator_view, changed_standby_store
 from elasticjob._runtime.rendezvous.event_handlers.standbys import (
     stand_by,
@@ -25,15 +25,15 @@ from elasticjob._runtime.rendezvous.event_handlers.standbys import (
 )
 from elasticjob._runtime.rendezvous.rounds import confirmation, restart_delay
 from elasticjob._runtime.rendezvous.state import (
+    AgentDisconnected,
+    AgentMessage,
     CoordinatorEvent,
     CoordinatorState,
     NewerStoreSeen,
-    NodeDisconnected,
-    NodeMessage,
     OperatorViewReceived,
-    SendToNode,
+    SendToAgent,
     Tick,
-    set_node,
+    set_agent,
 )
 
 
@@ -45,29 +45,29 @@ def apply_event(state: CoordinatorState, event: CoordinatorEvent, now: float) ->
         return _apply_newer_store(state, event.incarnation)
     if state.passive:
         return _apply_to_standby_store(state, event, now)
-    if isinstance(event, NodeMessage):
+    if isinstance(event, AgentMessage):
         if isinstance(event.message, Announce):
-            announced = announce_node(state, announced_node(state, event.agent_id, event.message, now), now)
-            return _with_machine_end(_with_messages_about_stores(announced, event.agent_id), event.agent_id, now)
+            announced = announce_agent(state, announced_agent(state, event.agent_id, event.message, now), now)
+            return _with_node_end(_with_messages_about_stores(announced, event.agent_id), event.agent_id, now)
         if isinstance(event.message, Close):
             return _apply_close(state, event.agent_id, event.message)
         if isinstance(event.message, QueryClosed):
             return RoundDecision(state, _answer_visitor(state, event.agent_id))
-        node = state.nodes.get(event.agent_id)
-        if node is None:
+        agent = state.agents.get(event.agent_id)
+        if agent is None:
             return RoundDecision(state)
-        after = apply_node_message(state, node, event.message, now)
-        found_restartable = after.nodes[event.agent_id].restartable and not node.restartable
+        after = apply_agent_message(state, agent, event.message, now)
+        found_restartable = after.agents[event.agent_id].restartable and not agent.restartable
         if found_restartable:
             return stand_by_outside(after)
         stopped_late = isinstance(event.message, WorkersStopped) and waits_with_starts(after, event.agent_id)
-        return stand_by(after, [after.nodes[event.agent_id]]) if stopped_late else RoundDecision(after)
-    if isinstance(event, NodeDisconnected):
-        node = state.nodes.get(event.agent_id)
-        if node is None:
+        return stand_by(after, [after.agents[event.agent_id]]) if stopped_late else RoundDecision(after)
+    if isinstance(event, AgentDisconnected):
+        agent = state.agents.get(event.agent_id)
+        if agent is None:
             return RoundDecision(state)
-        state = confirmation.record_disconnected_node(state, event.agent_id)
-        return RoundDecision(set_node(state, replace(node, disconnected_at=now)), reason=f"{node.pod} disconnected")
+        state = confirmation.record_disconnected_agent(state, event.agent_id)
+        return RoundDecision(set_agent(state, replace(agent, disconnected_at=now)), reason=f"{agent.pod} disconnected")
     if isinstance(event, OperatorViewReceived):
         after = restart_delay.delay_after_view(state, apply_operator_view(state, event.view, now), now)
         ends = node_ends.changed_ends(state, after, now)
@@ -81,18 +81,18 @@ def _apply_to_standby_store(state: CoordinatorState, event: CoordinatorEvent, no
     if isinstance(event, OperatorViewReceived):
         state = apply_operator_view(state, event.view, now)
         return RoundDecision(replace(state, retired=state.operator_view.retired and not state.restarted))
-    if isinstance(event, NodeDisconnected):
-        nodes = {agent_id: n for agent_id, n in state.nodes.items() if agent_id != event.agent_id}
-        rounds = {n.membership.assignment.round for n in nodes.values() if n.membership is not None}
+    if isinstance(event, AgentDisconnected):
+        agents = {agent_id: n for agent_id, n in state.agents.items() if agent_id != event.agent_id}
+        rounds = {n.membership.assignment.round for n in agents.values() if n.membership is not None}
         failures = {r: f for r, f in state.recovery_failures.items() if r in rounds}
-        return RoundDecision(replace(state, nodes=nodes, recovery_failures=failures))
-    if not isinstance(event, NodeMessage) or isinstance(event.message, (Close, QueryClosed)):
+        return RoundDecision(replace(state, agents=agents, recovery_failures=failures))
+    if not isinstance(event, AgentMessage) or isinstance(event.message, (Close, QueryClosed)):
         return RoundDecision(state)
     if isinstance(event.message, Announce):
-        node = announced_node(state, event.agent_id, event.message, now)
-        return RoundDecision(set_node(state, node), reason=f"{node.pod} announced itself at this standby store")
-    known = state.nodes.get(event.agent_id)
-    return RoundDecision(state if known is None else apply_node_message(state, known, event.message, now))
+        agent = announced_agent(state, event.agent_id, event.message, now)
+        return RoundDecision(set_agent(state, agent), reason=f"{agent.pod} announced itself at this standby store")
+    known = state.agents.get(event.agent_id)
+    return RoundDecision(state if known is None else apply_agent_message(state, known, event.message, now))
 
 
 def _with_messages_about_stores(decision: RoundDecision, agent_id: str) -> RoundDecision:
@@ -100,17 +100,17 @@ def _with_messages_about_stores(decision: RoundDecision, agent_id: str) -> Round
 
     When the node connected, this store may still have been passive.
     """
-    active = (SendToNode(agent_id, StoreActive()),) if decision.state.took_over else ()
+    active = (SendToAgent(agent_id, StoreActive()),) if decision.state.took_over else ()
     standby = decision.state.operator_view.standby_store
-    stays = agent_id in decision.state.nodes
-    address = (SendToNode(agent_id, standby),) if standby is not None and stays else ()
+    stays = agent_id in decision.state.agents
+    address = (SendToAgent(agent_id, standby),) if standby is not None and stays else ()
     return replace(decision, effects=(*active, *decision.effects, *address))
 
 
-def _with_machine_end(decision: RoundDecision, agent_id: str, now: float) -> RoundDecision:
+def _with_node_end(decision: RoundDecision, agent_id: str, now: float) -> RoundDecision:
     """Return the decision with the end of the machine of a node that has announced itself, if it is known."""
-    node = decision.state.nodes.get(agent_id)
-    ends = node_ends.known_ends(decision.state, [node] if node is not None else [], now)
+    agent = decision.state.agents.get(agent_id)
+    ends = node_ends.known_ends(decision.state, [agent] if agent is not None else [], now)
     return replace(decision, effects=(*decision.effects, *ends))
 
 
@@ -127,14 +127,14 @@ def _apply_close(state: CoordinatorState, agent_id: str, message: Close) -> Roun
     if state.closed_reason or state.operator_seen:
         return RoundDecision(state, _answer_visitor(state, agent_id))
     reason = message.reason or "a node closed it"
-    effects = tuple(SendToNode(node, Closed(reason)) for node in state.nodes)
+    effects = tuple(SendToAgent(other, Closed(reason)) for other in state.agents)
     state = replace(state, closed_reason=reason)
     return RoundDecision(state, effects + _answer_visitor(state, agent_id), f"rendezvous closed: {reason}")
 
 
-def _answer_visitor(state: CoordinatorState, agent_id: str) -> tuple[SendToNode, ...]:
+def _answer_visitor(state: CoordinatorState, agent_id: str) -> tuple[SendToAgent, ...]:
     """Return the answer to a sender that is no node: nodes are sent `Closed` anyway."""
-    if agent_id in state.nodes:
+    if agent_id in state.agents:
         return ()
     reason = state.closed_reason or state.outcome_reason
-    return (SendToNode(agent_id, Closed(reason) if reason else standby_message(state, None)),)
+    return (SendToAgent(agent_id, Closed(reason) if reason else standby_message(state, None)),)

@@ -12,19 +12,19 @@ from elasticjob._runtime.rendezvous import node_ends
 from elasticjob._runtime.rendezvous.rounds import confirmation
 from elasticjob._runtime.rendezvous.state import (
     CoordinatorState,
-    Node,
-    SendToNode,
+    KnownAgent,
+    SendToAgent,
     expected_pod,
     may_run_workers,
 )
 
 
-def changed_standby_store(before: CoordinatorState, after: CoordinatorState) -> tuple[SendToNode, ...]:
+def changed_standby_store(before: CoordinatorState, after: CoordinatorState) -> tuple[SendToAgent, ...]:
     """Return the messages to all connected nodes after the standby store has changed."""
     standby = after.operator_view.standby_store or NO_STANDBY_STORE
     if standby == (before.operator_view.standby_store or NO_STANDBY_STORE):
         return ()
-    return tuple(SendToNode(n.agent_id, standby) for n in after.nodes.values() if n.disconnected_at is None)
+    return tuple(SendToAgent(n.agent_id, standby) for n in after.agents.values() if n.disconnected_at is None)
 
 
 def apply_operator_view(state: CoordinatorState, view: OperatorView, now: float) -> CoordinatorState:
@@ -41,11 +41,11 @@ def apply_operator_view(state: CoordinatorState, view: OperatorView, now: float)
     if view.newest_round is not None and (state.known_round is None or view.newest_round > state.known_round):
         state = replace(state, known_round=view.newest_round)
     state = node_ends.receive_ends(confirmation.receive_confirmation(state, view), view, now)
-    return replace(state, nodes={a: n for a, n in state.nodes.items() if not _is_obsolete(state, n)})
+    return replace(state, agents={a: n for a, n in state.agents.items() if not _is_obsolete(state, n)})
 
 
-def _is_obsolete(state: CoordinatorState, node: Node) -> bool:
+def _is_obsolete(state: CoordinatorState, agent: KnownAgent) -> bool:
     """Return whether a disconnected node has no pod any more and no part in the current round."""
-    pod = expected_pod(state, node.index)
-    has_no_pod = pod is None or pod.incarnation > node.incarnation
-    return has_no_pod and node.disconnected_at is not None and not may_run_workers(state, node)
+    pod = expected_pod(state, agent.index)
+    has_no_pod = pod is None or pod.incarnation > agent.incarnation
+    return has_no_pod and agent.disconnected_at is not None and not may_run_workers(state, agent)

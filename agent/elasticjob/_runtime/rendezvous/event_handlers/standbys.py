@@ -13,22 +13,22 @@ from elasticjob._runtime.contract.names import BEFORE_ROUNDS
 from elasticjob._runtime.rendezvous.decision import RoundDecision
 from elasticjob._runtime.rendezvous.state import (
     CoordinatorState,
-    Node,
+    KnownAgent,
     Round,
-    SendToNode,
+    SendToAgent,
     is_restartable,
-    set_node,
+    set_agent,
 )
 
 
-def standby_message(state: CoordinatorState, node: Node | None) -> Standby:
+def standby_message(state: CoordinatorState, agent: KnownAgent | None) -> Standby:
     """Return the message for a connected node that is in no round; None: for a visitor."""
     if state.round is None:
         return Standby("waiting for more nodes")
-    provisional = _provisional_start(state, state.round, node) if node is not None else None
+    provisional = _provisional_start(state, state.round, agent) if agent is not None else None
     if state.round.ending is not None:
         return Standby("waiting for the next round", provisional=provisional)
-    if provisional is not None and node is not None and node.new_processes.count:
+    if provisional is not None and agent is not None and agent.new_processes.count:
         reason = "a round runs without this node until its new processes are at their function"
         return Standby(reason, provisional=provisional)
     if len(state.round.members) >= state.settings.target:
@@ -36,39 +36,41 @@ def standby_message(state: CoordinatorState, node: Node | None) -> Standby:
     return Standby("a round runs without this node", provisional=provisional)
 
 
-def stand_by(state: CoordinatorState, nodes: Iterable[Node]) -> RoundDecision:
+def stand_by(state: CoordinatorState, agents: Iterable[KnownAgent]) -> RoundDecision:
     """Send connected nodes outside the round what they wait for.
 
     One that has to start processes begins with it, and is not ready until these wait at their function (`Ready`).
     """
     effects = []
-    for node in nodes:
-        message = standby_message(state, node)
-        effects.append(SendToNode(node.agent_id, message))
-        if message.provisional is not None and node.new_processes.count:
-            state = set_node(state, replace(node, ready=False, new_processes=replace(node.new_processes, count=0)))
+    for agent in agents:
+        message = standby_message(state, agent)
+        effects.append(SendToAgent(agent.agent_id, message))
+        if message.provisional is not None and agent.new_processes.count:
+            state = set_agent(state, replace(agent, ready=False, new_processes=replace(agent.new_processes, count=0)))
     return RoundDecision(state, tuple(effects))
 
 
 def stand_by_outside(state: CoordinatorState) -> RoundDecision:
     members = state.round.members if state.round else {}
-    return stand_by(state, [n for n in state.nodes.values() if n.disconnected_at is None and n.agent_id not in members])
+    return stand_by(
+        state, [n for n in state.agents.values() if n.disconnected_at is None and n.agent_id not in members]
+    )
 
 
 def waits_with_starts(state: CoordinatorState, agent_id: str) -> bool:
     """Return whether a node outside the running round has to start processes and has not begun."""
-    node = state.nodes[agent_id]
+    agent = state.agents[agent_id]
     outside = state.round is not None and agent_id not in state.round.members
-    return outside and node.ready and node.new_processes.count > 0
+    return outside and agent.ready and agent.new_processes.count > 0
 
 
-def _provisional_start(state: CoordinatorState, round_: Round, node: Node) -> StartRound | None:
+def _provisional_start(state: CoordinatorState, round_: Round, agent: KnownAgent) -> StartRound | None:
     """Return `Standby.provisional`; None unless the function of this job can be called again."""
     if not is_restartable(state):
         return None
-    members = [n for agent_id in round_.members if (n := state.nodes.get(agent_id))]
-    own, other = node.local_world_size, next(iter(round_.members.values())).assignment
-    role_size = sum(member.local_world_size for member in members if member.role == node.role)
+    members = [n for agent_id in round_.members if (n := state.agents.get(agent_id))]
+    own, other = agent.local_world_size, next(iter(round_.members.values())).assignment
+    role_size = sum(member.local_world_size for member in members if member.role == agent.role)
     return replace(
         other,
         round=BEFORE_ROUNDS,

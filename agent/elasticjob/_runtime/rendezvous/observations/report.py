@@ -15,7 +15,7 @@ from elasticjob._runtime.contract.messages import (
 )
 from elasticjob._runtime.contract.text import with_noun
 from elasticjob._runtime.rendezvous.rounds import confirmation, restart_delay
-from elasticjob._runtime.rendezvous.state import CoordinatorState, Node, candidates, expected_pod
+from elasticjob._runtime.rendezvous.state import CoordinatorState, KnownAgent, candidates, expected_pod
 
 
 def build_report(
@@ -38,11 +38,11 @@ def build_report(
         rounds=state.rounds,
         world_size=round_.world_size if round_ else 0,
         formed_at=round_.formed_at if round_ else 0.0,
-        nodes=tuple(_node_report(state, n) for n in state.nodes.values() if n.disconnected_at is None),
+        nodes=tuple(_agent_report(state, n) for n in state.agents.values() if n.disconnected_at is None),
         ended_rounds=state.ended_rounds,
         outcome=state.outcome,
         failure=state.failure,
-        lost_pods=tuple(n.pod for n in state.nodes.values() if _is_lost(n, now) and _expected_to_run(state, n)),
+        lost_pods=tuple(n.pod for n in state.agents.values() if _is_lost(n, now) and _expected_to_run(state, n)),
         unhealthy=tuple(state.unhealthy.values()),
         active=len(round_.members) if round_ else 0,
         recovery=recovery,
@@ -51,7 +51,7 @@ def build_report(
         pods_that_may_write=confirmation.pods_that_may_write(state),
         fork_disabled_reason=next(iter(fork_disabled_reasons), ""),
         fork_disabled_nodes=len(fork_disabled_reasons),
-        hang_guard=next((node.hang_guard for node in _members(state) if node.hang_guard), ""),
+        hang_guard=next((agent.hang_guard for agent in _members(state) if agent.hang_guard), ""),
         stall=round_.stall if round_ else None,
         straggler=straggler,
         progress=progress,
@@ -64,13 +64,13 @@ def build_report(
 
 def _fork_disabled_reasons(state: CoordinatorState) -> list[str]:
     """Return why workers start by exec, for each member where they do, in order of group rank."""
-    return [node.fork_disabled_reason for node in _members(state) if node.fork_disabled_reason]
+    return [agent.fork_disabled_reason for agent in _members(state) if agent.fork_disabled_reason]
 
 
-def _members(state: CoordinatorState) -> list[Node]:
+def _members(state: CoordinatorState) -> list[KnownAgent]:
     """Return the known nodes of the round in order of group rank."""
-    members = (state.nodes.get(agent_id) for agent_id in state.round.members) if state.round else ()
-    return [node for node in members if node]
+    members = (state.agents.get(agent_id) for agent_id in state.round.members) if state.round else ()
+    return [agent for agent in members if agent]
 
 
 def round_phase(state: CoordinatorState) -> RoundPhase:
@@ -107,20 +107,20 @@ def _reason(state: CoordinatorState) -> str:
     members = with_noun(len(state.round.members), "node")
     if state.round.formed_at:
         return f"the workers of {members} run"
-    if all(node.ready for node in _members(state)):
+    if all(agent.ready for agent in _members(state)):
         return f"the workers of {members} start"
     return f"{members} {'imports' if len(state.round.members) == 1 else 'import'} the modules of spec.preload"
 
 
-def _node_report(state: CoordinatorState, node: Node) -> NodeReport:
-    is_member = state.round is not None and node.agent_id in state.round.members
-    return NodeReport(node.index, node.incarnation, node.pod, node.ready, is_member)
+def _agent_report(state: CoordinatorState, agent: KnownAgent) -> NodeReport:
+    is_member = state.round is not None and agent.agent_id in state.round.members
+    return NodeReport(agent.index, agent.incarnation, agent.pod, agent.ready, is_member)
 
 
-def _is_lost(node: Node, now: float) -> bool:
-    return node.expired(now) or node.unresponsive
+def _is_lost(agent: KnownAgent, now: float) -> bool:
+    return agent.expired(now) or agent.unresponsive
 
 
-def _expected_to_run(state: CoordinatorState, node: Node) -> bool:
-    pod = expected_pod(state, node.index)
-    return pod is not None and pod.incarnation == node.incarnation and pod.state in (PodState.RUNNING, PodState.LOST)
+def _expected_to_run(state: CoordinatorState, agent: KnownAgent) -> bool:
+    pod = expected_pod(state, agent.index)
+    return pod is not None and pod.incarnation == agent.incarnation and pod.state in (PodState.RUNNING, PodState.LOST)

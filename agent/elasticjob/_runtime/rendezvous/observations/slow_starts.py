@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from elasticjob._runtime.rendezvous.decision import pod_names
-from elasticjob._runtime.rendezvous.state import CoordinatorState, Node, is_restartable
+from elasticjob._runtime.rendezvous.state import CoordinatorState, KnownAgent, is_restartable
 
 JOIN_ALLOWANCE = 2.0
 """How often the pause of a join is counted. It is known less well than a start: a planned end also waits for a step,
@@ -22,14 +22,14 @@ and a load on the nodes makes it longer. Where both ways cost about the same, on
 class WithoutStarts:
     """A round that begins without the nodes that have to start processes."""
 
-    pool: Sequence[Node]
+    pool: Sequence[KnownAgent]
     """The other nodes."""
-    left_out: tuple[Node, ...]
+    left_out: tuple[KnownAgent, ...]
     reason: str
 
 
 def without_slow_starts(
-    state: CoordinatorState, ready: Sequence[Node], chosen: Callable[[Sequence[Node]], Sequence[Node]]
+    state: CoordinatorState, ready: Sequence[KnownAgent], chosen: Callable[[Sequence[KnownAgent]], Sequence[KnownAgent]]
 ) -> WithoutStarts | None:
     """Return the round without the nodes that start processes, if the others lose less by it; else None.
 
@@ -42,7 +42,7 @@ def without_slow_starts(
         return None
     if not any(n.agent_id in state.last_members and n.new_processes.keeps_newest_state for n in others):
         return None  # only a node that starts processes may have the newest state, or a shard of it, in its memory
-    if not all(n.new_processes.may_start_ahead for n in state.nodes.values()):
+    if not all(n.new_processes.may_start_ahead for n in state.agents.values()):
         return None  # all nodes run one script, which needs its round before the function
     start, pause = _start_seconds(state, starting), _pause_seconds(state)
     if start is None or pause is None:
@@ -59,16 +59,16 @@ def without_slow_starts(
     return WithoutStarts(others, starting, reason)
 
 
-def _ranks(nodes: Sequence[Node]) -> int:
-    return sum(n.local_world_size for n in nodes)
+def _ranks(agents: Sequence[KnownAgent]) -> int:
+    return sum(n.local_world_size for n in agents)
 
 
-def _start_seconds(state: CoordinatorState, starting: Sequence[Node]) -> float | None:
+def _start_seconds(state: CoordinatorState, starting: Sequence[KnownAgent]) -> float | None:
     """Return how long the slowest of these nodes will need to its function; None if that is unknown.
 
     A node that has not measured it is as fast as the fastest other one.
     """
-    known = [n.new_processes.start_seconds for n in state.nodes.values()]
+    known = [n.new_processes.start_seconds for n in state.agents.values()]
     fastest = min((seconds for seconds in known if seconds is not None), default=None)
     expected = [n.new_processes.start_seconds for n in starting]
     if fastest is None:
@@ -81,6 +81,6 @@ def _pause_seconds(state: CoordinatorState) -> float | None:
 
     What the joining ranks receive then, they would receive now as well.
     """
-    formed = [n.new_processes.form_seconds for n in state.nodes.values()]
+    formed = [n.new_processes.form_seconds for n in state.agents.values()]
     form = min((seconds for seconds in formed if seconds is not None), default=None)
     return None if form is None or state.shortest_stop is None else state.shortest_stop + form

@@ -11,23 +11,23 @@ from dataclasses import replace
 from elasticjob._runtime.contract.messages import WorkersStalled
 from elasticjob._runtime.diagnosis import root_cause
 from elasticjob._runtime.rendezvous.decision import RoundDecision
-from elasticjob._runtime.rendezvous.state import CoordinatorState, Node
+from elasticjob._runtime.rendezvous.state import CoordinatorState, KnownAgent
 
 STALL_REPORT_SECONDS = 3.0
 """Seconds that all nodes have to report a stall after the first: their workers' last steps may be this far apart."""
 
 
-def record_stall(state: CoordinatorState, node: Node, message: WorkersStalled, now: float) -> CoordinatorState:
+def record_stall(state: CoordinatorState, agent: KnownAgent, message: WorkersStalled, now: float) -> CoordinatorState:
     """Return the state with a node's report. The same report again, after a reconnect, changes nothing."""
     round_ = state.round
-    if round_ is None or message.round != round_.id or node.agent_id not in round_.members:
+    if round_ is None or message.round != round_.id or agent.agent_id not in round_.members:
         return state
-    if round_.stall_reports.get(node.agent_id) == message.failure:
+    if round_.stall_reports.get(agent.agent_id) == message.failure:
         return state
     round_ = replace(
         round_,
-        stall_reports={**round_.stall_reports, node.agent_id: message.failure},
-        stall_pending=(*round_.stall_pending, node.agent_id),
+        stall_reports={**round_.stall_reports, agent.agent_id: message.failure},
+        stall_pending=(*round_.stall_pending, agent.agent_id),
         stall_since=round_.stall_since if round_.stall_pending else now,
     )
     return replace(state, round=round_)

@@ -122,9 +122,9 @@ def record_ended_round(state: CoordinatorState, round_: Round) -> CoordinatorSta
     not receive its assignment may report the previous round to another store: both rounds are kept, and enough nodes of
     each must be present.
     """
-    connected = {agent_id for agent_id, node in state.nodes.items() if node.disconnected_at is None}
+    connected = {agent_id for agent_id, agent in state.agents.items() if agent.disconnected_at is None}
     # A node may have been lost, and have connected again without workers.
-    idle = {agent_id for agent_id in connected if state.nodes[agent_id].stale_round is None}
+    idle = {agent_id for agent_id in connected if state.agents[agent_id].stale_round is None}
     stopped = frozenset(a for a, m in round_.members.items() if m.state is MemberState.STOPPED or a in idle)
     pods = {agent_id: m.pod for agent_id, m in round_.members.items()}
     unresponsive = frozenset(a for a, m in round_.members.items() if m.unresponsive)
@@ -139,7 +139,7 @@ def record_ended_round(state: CoordinatorState, round_: Round) -> CoordinatorSta
     return replace(state, last_round=last, attempted_rounds=(*attempted, ended))
 
 
-def record_stopped_node(state: CoordinatorState, agent_id: str, round_id: RoundId | None) -> CoordinatorState:
+def record_stopped_agent(state: CoordinatorState, agent_id: str, round_id: RoundId | None) -> CoordinatorState:
     """Record that a connected node runs no workers of an earlier round; `round_id` is the last one that it was in."""
     return _update_rounds(
         state,
@@ -149,7 +149,7 @@ def record_stopped_node(state: CoordinatorState, agent_id: str, round_id: RoundI
     )
 
 
-def record_disconnected_node(state: CoordinatorState, agent_id: str) -> CoordinatorState:
+def record_disconnected_agent(state: CoordinatorState, agent_id: str) -> CoordinatorState:
     """Record that a node disconnected: another store may start workers there, so it counts as missing again.
 
     A node that was released with `Finish` is removed from the state first, and still counts as stopped.
@@ -161,19 +161,19 @@ def _update_rounds(
     state: CoordinatorState, applies: Callable[[LastRound], bool], agent_id: str, *, connected: bool
 ) -> CoordinatorState:
     rounds = (state.last_round, *state.attempted_rounds)
-    updated = [_with_stopped_node(r, agent_id, connected=connected) if applies(r) else r for r in rounds]
+    updated = [_with_stopped_agent(r, agent_id, connected=connected) if applies(r) else r for r in rounds]
     if all(new is old for new, old in zip(updated, rounds, strict=True)):
         return state
     last, *attempted = updated
     return replace(state, last_round=last, attempted_rounds=tuple(attempted))
 
 
-def _with_stopped_node(r: LastRound, agent_id: str, *, connected: bool) -> LastRound:
+def _with_stopped_agent(r: LastRound, agent_id: str, *, connected: bool) -> LastRound:
     if (agent_id in r.stopped, agent_id in r.stopped_disconnected) == (connected, not connected):
         return r  # the usual case: to copy the sets takes long in a large round
-    node = frozenset((agent_id,))
+    agent = frozenset((agent_id,))
     return replace(
         r,
-        stopped=r.stopped | node if connected else r.stopped - node,
-        stopped_disconnected=r.stopped_disconnected - node if connected else r.stopped_disconnected | node,
+        stopped=r.stopped | agent if connected else r.stopped - agent,
+        stopped_disconnected=r.stopped_disconnected - agent if connected else r.stopped_disconnected | agent,
     )

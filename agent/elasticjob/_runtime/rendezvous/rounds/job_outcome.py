@@ -12,7 +12,7 @@ from elasticjob._runtime.contract.messages import (
 from elasticjob._runtime.rendezvous.decision import RoundDecision
 from elasticjob._runtime.rendezvous.state import (
     CoordinatorState,
-    SendToNode,
+    SendToAgent,
 )
 
 
@@ -36,4 +36,4 @@ def adopt_outcome(state: CoordinatorState, now: float) -> RoundDecision | None:
 
 def _finish_job(state: CoordinatorState, finish: Finish, log_reason: str) -> RoundDecision:
     state = replace(state, outcome=finish.outcome, outcome_reason=finish.reason)
-    return RoundDecision(state, tuple(SendToNode(agent_id, finish) for agent_id in state.nodes), log_reason)
+    return RoundDecision(state, tuple(SendToAgent(agent_id, finish) for agent_id in state.agents), log_reason)

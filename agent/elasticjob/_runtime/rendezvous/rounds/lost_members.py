@@ -14,18 +14,18 @@ from elasticjob._runtime.rendezvous.state import (
     Member,
     departure_reason,
     has_ended_results,
-    set_node,
+    set_agent,
 )
 
 
-def expire_lost_nodes(state: CoordinatorState, now: float) -> RoundDecision | None:
+def expire_lost_members(state: CoordinatorState, now: float) -> RoundDecision | None:
     """Mark members lost whose node does not reconnect, or does not stop its workers in time."""
     round_ = state.round
     if round_ is None:
         return None
     stopping = round_.ending is not None and round_.ending.planned_stop is None
     overdue = stopping and round_.ending is not None and now >= stop_deadline(state, round_.ending)
-    connected = {agent_id for agent_id, n in state.nodes.items() if n.disconnected_at is None}
+    connected = {agent_id for agent_id, n in state.agents.items() if n.disconnected_at is None}
     late = {a for a in round_.members if overdue and not has_ended_results(state, a)}
     suspects = [a for a in round_.members if a in late or a not in connected]
     lost = {
@@ -40,9 +40,9 @@ def expire_lost_nodes(state: CoordinatorState, now: float) -> RoundDecision | No
     }
     state = replace(state, round=replace(round_, members=members))
     for agent_id in lost:
-        if agent_id in state.nodes:
-            node = replace(state.nodes[agent_id], stale_round=round_.id, unresponsive=agent_id in connected)
-            state = set_node(state, node)
+        if agent_id in state.agents:
+            agent = replace(state.agents[agent_id], stale_round=round_.id, unresponsive=agent_id in connected)
+            state = set_agent(state, agent)
     return RoundDecision(state, reason=f"{pod_names(members[a].pod for a in lost)} lost")
 
 
@@ -71,8 +71,8 @@ def _is_lost(state: CoordinatorState, agent_id: str, member: Member, now: float)
 
 
 def _is_gone(state: CoordinatorState, agent_id: str, now: float) -> bool:
-    node = state.nodes.get(agent_id)
-    if node is None or node.expired(now):
+    agent = state.agents.get(agent_id)
+    if agent is None or agent.expired(now):
         return True
     # A disconnected node that is leaving does not come back: it gets no grace.
-    return node.disconnected_at is not None and bool(state.operator_seen and departure_reason(state, node))
+    return agent.disconnected_at is not None and bool(state.operator_seen and departure_reason(state, agent))

@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from elasticjob._runtime.contract.messages import StartRound
 from elasticjob._runtime.contract.names import RoundId
-from elasticjob._runtime.rendezvous.state import Member, Node
+from elasticjob._runtime.rendezvous.state import KnownAgent, Member
 
 
-def choose_nodes(
-    pool: Iterable[Node],
+def choose_agents(
+    pool: Iterable[KnownAgent],
     last_members: Sequence[str],
     size: int,
     desired_pods: int,
-    topology: Callable[[Node], Sequence[str]],
-) -> list[Node]:
+    topology: Callable[[KnownAgent], Sequence[str]],
+) -> list[KnownAgent]:
     """Return at most `size` nodes in order of group rank; the others of the pool become standbys.
 
     If there are too many, nodes with an index from `desired_pods` on are left out first, then nodes that were not in
@@ -30,21 +30,21 @@ def choose_nodes(
 
 
 def _behind_their_places(
-    staying: Sequence[Node], joining: Sequence[Node], topology: Callable[[Node], Sequence[str]]
-) -> list[Node]:
+    staying: Sequence[KnownAgent], joining: Sequence[KnownAgent], topology: Callable[[KnownAgent], Sequence[str]]
+) -> list[KnownAgent]:
     """Return the nodes that stay in their order, each followed by the nodes that join its place.
 
     A joining node follows the last node that stays in the narrowest place in which one stays. Those that join no such
     place come last. Nodes that follow the same one keep their order, but those of a narrower place come first.
     """
-    last_of_place = {place: position for position, node in enumerate(staying) for place in _places(topology(node))}
-    following: dict[int, list[tuple[int, Node]]] = {}
-    for node in joining:
-        shared = [place for place in _places(topology(node)) if place in last_of_place]
+    last_of_place = {place: position for position, agent in enumerate(staying) for place in _places(topology(agent))}
+    following: dict[int, list[tuple[int, KnownAgent]]] = {}
+    for agent in joining:
+        shared = [place for place in _places(topology(agent)) if place in last_of_place]
         position = last_of_place[shared[-1]] if shared else len(staying)
-        following.setdefault(position, []).append((-len(shared), node))
-    behind = {at: [n for _, n in sorted(nodes, key=lambda found: found[0])] for at, nodes in following.items()}
-    ordered = [node for at, stays in enumerate(staying) for node in (stays, *behind.get(at, ()))]
+        following.setdefault(position, []).append((-len(shared), agent))
+    behind = {at: [n for _, n in sorted(agents, key=lambda found: found[0])] for at, agents in following.items()}
+    ordered = [agent for at, stays in enumerate(staying) for agent in (stays, *behind.get(at, ()))]
     return ordered + behind.get(len(staying), [])
 
 
@@ -53,7 +53,7 @@ def _places(path: Sequence[str]) -> list[tuple[str, ...]]:
     return [tuple(path[: level + 1]) for level in range(len(path))]
 
 
-def _side_by_side(nodes: Sequence[Node], topology: Callable[[Node], Sequence[str]]) -> list[Node]:
+def _side_by_side(agents: Sequence[KnownAgent], topology: Callable[[KnownAgent], Sequence[str]]) -> list[KnownAgent]:
     """Return the nodes so that those of one place, wide or narrow, follow each other.
 
     Otherwise they keep their order: a place comes where its first node comes. A node whose place is unknown has one of
@@ -61,14 +61,14 @@ def _side_by_side(nodes: Sequence[Node], topology: Callable[[Node], Sequence[str
     """
     first: dict[tuple[str, ...], int] = {}
     order: dict[str, list[int]] = {}
-    for position, node in enumerate(nodes):
-        places = _places(topology(node))
-        order[node.agent_id] = [first.setdefault(place, position) for place in places] or [position]
-    return sorted(nodes, key=lambda n: order[n.agent_id])
+    for position, agent in enumerate(agents):
+        places = _places(topology(agent))
+        order[agent.agent_id] = [first.setdefault(place, position) for place in places] or [position]
+    return sorted(agents, key=lambda n: order[n.agent_id])
 
 
 def assign_ranks(
-    nodes: Sequence[Node],
+    agents: Sequence[KnownAgent],
     round_id: RoundId,
     *,
     restarts: int,
@@ -82,31 +82,31 @@ def assign_ranks(
     Workers of a node have consecutive ranks, in order of group rank; role ranks likewise. The process-group store of
     the round is the one that the node of group rank 0 announced; only this node gets the addresses of the others.
     """
-    world_size = sum(n.local_world_size for n in nodes)
+    world_size = sum(n.local_world_size for n in agents)
     role_sizes: dict[str, int] = {}
-    for node in nodes:
-        role_sizes[node.role] = role_sizes.get(node.role, 0) + node.local_world_size
+    for agent in agents:
+        role_sizes[agent.role] = role_sizes.get(agent.role, 0) + agent.local_world_size
     next_rank, next_role_rank = 0, dict.fromkeys(role_sizes, 0)
     members = {}
-    for group_rank, node in enumerate(nodes):
+    for group_rank, agent in enumerate(agents):
         start = StartRound(
             round=round_id,
             group_rank=group_rank,
-            group_world_size=len(nodes),
+            group_world_size=len(agents),
             rank=next_rank,
             world_size=world_size,
-            role_rank=next_role_rank[node.role],
-            role_world_size=role_sizes[node.role],
-            master_addr=nodes[0].address,
-            master_port=nodes[0].store_port,
+            role_rank=next_role_rank[agent.role],
+            role_world_size=role_sizes[agent.role],
+            master_addr=agents[0].address,
+            master_port=agents[0].store_port,
             restarts=restarts,
             max_restarts=max_restarts,
             progress_timeout=progress_timeout,
             hang_ends_round=hang_ends_round,
             state_known=state_known,
-            member_addresses=tuple(dict.fromkeys(n.address for n in nodes)) if group_rank == 0 else (),
+            member_addresses=tuple(dict.fromkeys(n.address for n in agents)) if group_rank == 0 else (),
         )
-        members[node.agent_id] = Member(start, node.pod, node.local_world_size)
-        next_rank += node.local_world_size
-        next_role_rank[node.role] += node.local_world_size
+        members[agent.agent_id] = Member(start, agent.pod, agent.local_world_size)
+        next_rank += agent.local_world_size
+        next_role_rank[agent.role] += agent.local_world_size
     return members

@@ -14,7 +14,7 @@ from elasticjob._runtime.rendezvous.rounds.round_end import (
 )
 from elasticjob._runtime.rendezvous.state import (
     CoordinatorState,
-    SendToNode,
+    SendToAgent,
 )
 
 
@@ -25,11 +25,11 @@ def finish_recovery(state: CoordinatorState, now: float) -> RoundDecision | None
         return None
     found = recovery.round
     state = replace(state, recovering_until=None, recovery_failures={})
-    outsiders = [n for n in state.nodes.values() if found is None or n.agent_id not in found.members]
+    outsiders = [n for n in state.agents.values() if found is None or n.agent_id not in found.members]
     decision = RoundDecision(state, reason=recovery.reason)
-    for node in outsiders:
-        if node.membership is not None and node.membership.state is not MemberState.STOPPED:
-            decision = decision.then(stop_stale_round(decision.state, node, node.membership.assignment.round))
+    for agent in outsiders:
+        if agent.membership is not None and agent.membership.state is not MemberState.STOPPED:
+            decision = decision.then(stop_stale_round(decision.state, agent, agent.membership.assignment.round))
     if found is None:
         return replace(decision, state=store_recovery.with_last_round(decision.state))
     # Each store incarnation numbers its own rounds.
@@ -43,9 +43,9 @@ def finish_recovery(state: CoordinatorState, now: float) -> RoundDecision | None
     )
     decision = replace(decision, state=state)
     if recovery.end is None:
-        assignments = tuple(SendToNode(agent_id, member.assignment) for agent_id, member in found.members.items())
+        assignments = tuple(SendToAgent(agent_id, member.assignment) for agent_id, member in found.members.items())
         continued = replace(decision, effects=decision.effects + assignments)
         # One that has to start processes begins now: it is not to be taken into a round before they wait.
-        waiting = [n for n in outsiders if n.disconnected_at is None and state.nodes[n.agent_id].stale_round is None]
+        waiting = [n for n in outsiders if n.disconnected_at is None and state.agents[n.agent_id].stale_round is None]
         return continued.then(stand_by(state, waiting))
     return decision.then(begin_end(state, found, recovery.end, recovery.reason, now))

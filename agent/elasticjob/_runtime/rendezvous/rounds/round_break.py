@@ -12,14 +12,14 @@ from dataclasses import replace
 
 from elasticjob._runtime.contract.messages import BreakRound
 from elasticjob._runtime.rendezvous.decision import RoundDecision
-from elasticjob._runtime.rendezvous.state import CoordinatorState, Node, SendToNode, has_ended_results, set_node
+from elasticjob._runtime.rendezvous.state import CoordinatorState, KnownAgent, SendToAgent, has_ended_results, set_agent
 
 
 def break_round(state: CoordinatorState, now: float) -> RoundDecision | None:
     """Answer the nodes that count no step of their round any more, once no other node of it does."""
     if state.recovering_until is not None:
         return None
-    waiting = [n for n in state.nodes.values() if n.results_ended is not None and n.disconnected_at is None]
+    waiting = [n for n in state.agents.values() if n.results_ended is not None and n.disconnected_at is None]
     if not waiting:
         return None
     all_have = _all_have_ended(state)
@@ -27,18 +27,18 @@ def break_round(state: CoordinatorState, now: float) -> RoundDecision | None:
     if not answered:
         return None
     effects = tuple(
-        SendToNode(n.agent_id, BreakRound(n.results_ended, _is_late(state, n))) for n in answered if n.results_ended
+        SendToAgent(n.agent_id, BreakRound(n.results_ended, _is_late(state, n))) for n in answered if n.results_ended
     )
-    for node in answered:
-        state = set_node(state, replace(node, results_ended=None))
+    for agent in answered:
+        state = set_agent(state, replace(agent, results_ended=None))
     return RoundDecision(state, effects)
 
 
-def _is_late(state: CoordinatorState, node: Node) -> bool:
+def _is_late(state: CoordinatorState, agent: KnownAgent) -> bool:
     """Return whether others may have broken their collectives while the node counted steps: it was lost then."""
-    member = state.round.members.get(node.agent_id) if state.round else None
-    is_member = member is not None and not member.lost and has_ended_results(state, node.agent_id)
-    return not is_member and node.ended_in_time != node.results_ended
+    member = state.round.members.get(agent.agent_id) if state.round else None
+    is_member = member is not None and not member.lost and has_ended_results(state, agent.agent_id)
+    return not is_member and agent.ended_in_time != agent.results_ended
 
 
 def _all_have_ended(state: CoordinatorState) -> bool:

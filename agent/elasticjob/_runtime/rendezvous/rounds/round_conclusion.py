@@ -143,7 +143,7 @@ def _find_cause(state: CoordinatorState, round_: Round, ending: RoundEnding, now
     left = tuple(
         n.pod
         for a in round_.members
-        if (n := state.nodes.get(a)) and n.pod not in excused and departure_reason(state, n)
+        if (n := state.agents.get(a)) and n.pod not in excused and departure_reason(state, n)
     )
     excused |= {*left}
     cause = root_cause(f for f in round_.failures if f.pod not in excused)

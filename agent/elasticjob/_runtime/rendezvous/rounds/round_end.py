@@ -24,11 +24,11 @@ from elasticjob._runtime.rendezvous.state import (
     BREAK_TIMEOUT,
     STOP_TIMEOUT,
     CoordinatorState,
-    Node,
+    KnownAgent,
     PlannedStop,
     Round,
     RoundEnding,
-    SendToNode,
+    SendToAgent,
     departure_reason,
     has_ended_results,
     waits_to_break,
@@ -49,8 +49,8 @@ def end_broken_round(state: CoordinatorState, now: float) -> RoundDecision | Non
     if failed:
         problem = "no progress" if _has_hang(round_) else "worker failure"
         return begin_end(state, round_, EndReason.WORKER_FAILED, f"{problem} on {pod_names(failed)}", now)
-    departing = {agent_id for agent_id, n in state.nodes.items() if departure_reason(state, n)}
-    leaving = [state.nodes[a] for a in round_.members if a in departing]
+    departing = {agent_id for agent_id, n in state.agents.items() if departure_reason(state, n)}
+    leaving = [state.agents[a] for a in round_.members if a in departing]
     stopped = [
         m.pod for a, m in round_.members.items() if m.state is MemberState.STOPPED or has_ended_results(state, a)
     ]
@@ -65,7 +65,7 @@ def end_broken_round(state: CoordinatorState, now: float) -> RoundDecision | Non
     return None
 
 
-def _are_surplus(state: CoordinatorState, round_: Round, leaving: Collection[Node]) -> bool:
+def _are_surplus(state: CoordinatorState, round_: Round, leaving: Collection[KnownAgent]) -> bool:
     """Return whether these members leave because the job needs fewer nodes, or other ones.
 
     The operator may choose any index to go: one that must leave its machine anyway goes before a higher one.
@@ -81,7 +81,7 @@ def _has_lost_state(state: CoordinatorState, round_: Round) -> bool:
     """
     if round_.formed_at or state.rounds < 2 or not next(iter(round_.members.values())).assignment.state_known:
         return False
-    return not any(a in state.nodes and state.nodes[a].has_state for a in round_.members)
+    return not any(a in state.agents and state.agents[a].has_state for a in round_.members)
 
 
 def begin_scale_down(state: CoordinatorState, round_: Round, now: float) -> RoundDecision:
@@ -89,7 +89,7 @@ def begin_scale_down(state: CoordinatorState, round_: Round, now: float) -> Roun
     target = state.settings.target
     message = f"{with_noun(len(round_.members), 'node')} in the round, the target is {target}"
     if len(round_.members) <= target:
-        surplus = [m.pod for a, m in round_.members.items() if state.nodes[a].index >= state.settings.desired_pods]
+        surplus = [m.pod for a, m in round_.members.items() if state.agents[a].index >= state.settings.desired_pods]
         message = f"no longer needed: {pod_names(surplus)}"
     return begin_end(state, round_, EndReason.SCALING_DOWN, message, now, on_plan=True)
 
@@ -133,7 +133,7 @@ def _send_end(
     state: CoordinatorState, round_: Round, ending: RoundEnding, log_reason: str, now: float
 ) -> RoundDecision:
     message = end_message(state, round_, ending, now)
-    effects = tuple(SendToNode(a, message) for a, m in round_.members.items() if not m.accounted_for)
+    effects = tuple(SendToAgent(a, message) for a, m in round_.members.items() if not m.accounted_for)
     return RoundDecision(replace(state, round=round_), effects, log_reason)
 
 

@@ -13,7 +13,7 @@ from elasticjob._runtime.rendezvous.rounds.round_end import (
 )
 from elasticjob._runtime.rendezvous.state import (
     CoordinatorState,
-    Node,
+    KnownAgent,
     candidates,
     missing_pods,
 )
@@ -33,7 +33,7 @@ def resize_round(state: CoordinatorState, now: float) -> RoundDecision | None:
     free = state.settings.target - len(round_.members)
     if free < 0:
         return begin_scale_down(state, round_, now)
-    joining = [n for n in _wanted_ready_nodes(state) if n.agent_id not in round_.members]
+    joining = [n for n in _wanted_ready_agents(state) if n.agent_id not in round_.members]
     places = state.settings.round_size(len(round_.members) + len(joining)) - len(round_.members)
     if places <= 0:
         return None if state.joiners_since is None else RoundDecision(replace(state, joiners_since=None))
@@ -45,6 +45,6 @@ def resize_round(state: CoordinatorState, now: float) -> RoundDecision | None:
     return begin_end(state, round_, EndReason.SCALING_UP, message, now, on_plan=True)
 
 
-def _wanted_ready_nodes(state: CoordinatorState) -> list[Node]:
+def _wanted_ready_agents(state: CoordinatorState) -> list[KnownAgent]:
     """Return the ready candidates, without those beyond the target and the spares: the operator deletes their pods."""
     return [n for n in candidates(state) if n.ready and n.index < state.settings.desired_pods]

@@ -15,9 +15,9 @@ from elasticjob._runtime.rendezvous.observations import slow_starts
 from elasticjob._runtime.rendezvous.rounds import confirmation, rank_assignment
 from elasticjob._runtime.rendezvous.state import (
     CoordinatorState,
-    Node,
+    KnownAgent,
     Round,
-    SendToNode,
+    SendToAgent,
     candidates,
     departure_reason,
     expected_pod,
@@ -63,26 +63,26 @@ def form_round(state: CoordinatorState, now: float) -> RoundDecision | None:
     return _start_round(state, pool, "the last call is over", now) if now >= state.last_call_at else None
 
 
-def _reconnecting_members(state: CoordinatorState, now: float) -> list[Node]:
+def _reconnecting_members(state: CoordinatorState, now: float) -> list[KnownAgent]:
     """Return members of the last round whose link has just closed. A round without them would soon end for them."""
-    last = (state.nodes.get(agent_id) for agent_id in state.last_members)
+    last = (state.agents.get(agent_id) for agent_id in state.last_members)
     return [n for n in last if n and n.disconnected_at is not None and not n.expired(now) and _may_return(state, n)]
 
 
-def _may_return(state: CoordinatorState, node: Node) -> bool:
-    wanted = not state.operator_seen or expected_pod(state, node.index) is not None
-    return wanted and node.index < state.settings.desired_pods and not departure_reason(state, node)
+def _may_return(state: CoordinatorState, agent: KnownAgent) -> bool:
+    wanted = not state.operator_seen or expected_pod(state, agent.index) is not None
+    return wanted and agent.index < state.settings.desired_pods and not departure_reason(state, agent)
 
 
-def _chosen(state: CoordinatorState, pool: Sequence[Node]) -> list[Node]:
+def _chosen(state: CoordinatorState, pool: Sequence[KnownAgent]) -> list[KnownAgent]:
     """Return the nodes of the pool that a round would have, in order of group rank."""
     settings = state.settings
     size, place = settings.round_size(len(pool)), partial(topology_of, state)
-    return rank_assignment.choose_nodes(pool, state.last_members, size, settings.desired_pods, place)
+    return rank_assignment.choose_agents(pool, state.last_members, size, settings.desired_pods, place)
 
 
 def _start_round(
-    state: CoordinatorState, pool: Sequence[Node], why: str, now: float, left_out: Sequence[Node] = ()
+    state: CoordinatorState, pool: Sequence[KnownAgent], why: str, now: float, left_out: Sequence[KnownAgent] = ()
 ) -> RoundDecision | None:
     """Assign ranks to the chosen nodes of the pool; if a confirmation is needed first, request it.
 
@@ -101,7 +101,7 @@ def _start_round(
         max_restarts=settings.max_restarts,
         progress_timeout=settings.progress_timeout,
         hang_ends_round=settings.hang_action is not HangAction.EVENT,
-        state_known=state.rounds == 0 or any(node.has_state for node in chosen),
+        state_known=state.rounds == 0 or any(agent.has_state for agent in chosen),
     )
     state = replace(
         state,
@@ -114,6 +114,6 @@ def _start_round(
         confirmation_requested_at=None,
         confirmed_until=None,
     )
-    effects = tuple(SendToNode(agent_id, member.assignment) for agent_id, member in members.items())
+    effects = tuple(SendToAgent(agent_id, member.assignment) for agent_id, member in members.items())
     started = RoundDecision(state, effects, f"round {round_id} starts with {with_noun(len(members), 'node')}: {why}")
     return started.then(stand_by(state, [n for n in (*pool, *left_out) if n.agent_id not in members]))

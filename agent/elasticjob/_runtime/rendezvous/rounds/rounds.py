@@ -25,9 +25,9 @@ from elasticjob._runtime.rendezvous.event_handlers.apply_event import apply_even
 from elasticjob._runtime.rendezvous.observations import stalls
 from elasticjob._runtime.rendezvous.rounds import confirmation, planned_end, restart_delay
 from elasticjob._runtime.rendezvous.rounds.job_outcome import adopt_outcome
-from elasticjob._runtime.rendezvous.rounds.lost_members import expire_lost_nodes, mark_finished_as_stopped
+from elasticjob._runtime.rendezvous.rounds.lost_members import expire_lost_members, mark_finished_as_stopped
 from elasticjob._runtime.rendezvous.rounds.recovered_round import finish_recovery
-from elasticjob._runtime.rendezvous.rounds.release import release_departing_nodes
+from elasticjob._runtime.rendezvous.rounds.release import release_departing_agents
 from elasticjob._runtime.rendezvous.rounds.round_break import break_round
 from elasticjob._runtime.rendezvous.rounds.round_conclusion import conclude_round, declare_success
 from elasticjob._runtime.rendezvous.rounds.round_end import (
@@ -39,11 +39,11 @@ from elasticjob._runtime.rendezvous.rounds.round_size import resize_round
 from elasticjob._runtime.rendezvous.rounds.round_start import form_round
 from elasticjob._runtime.rendezvous.state import (
     RECONNECT_GRACE,
+    AgentDisconnected,
+    AgentMessage,
     CoordinatorEvent,
     CoordinatorState,
-    NodeDisconnected,
-    NodeMessage,
-    SendToNode,
+    SendToAgent,
 )
 
 
@@ -79,7 +79,7 @@ class _Batch:
         due = settled is None or (settled.until is not None and now >= settled.until)
         self._settled = None if due else settled
         """What was known of the state at first; None once the rules have run."""
-        self._effects: list[SendToNode] = []
+        self._effects: list[SendToAgent] = []
         self._addressed: set[str] = set()
         self._reasons: list[str] = []
         self._rule_reasons: list[str] = []
@@ -87,23 +87,23 @@ class _Batch:
         """Of the present state, once they are needed; None after the rules have run."""
         self._first = self._rules_wait = self._settled is None
         self._may_join = False
-        """Whether nodes may join because of events since the rules ran: some that are not `NodeDisconnected`."""
+        """Whether nodes may join because of events since the rules ran: some that are not `AgentDisconnected`."""
 
     def apply(self, event: CoordinatorEvent) -> None:
         waits = self._may_wait(event)
         if self._rules_wait and not self._first and not (waits and self._keeps_joiners(event)):
             self._apply_rules()
-        if isinstance(event, NodeMessage) and isinstance(event.message, Announce):
+        if isinstance(event, AgentMessage) and isinstance(event.message, Announce):
             self._drop_effects_of_old_link(event.agent_id)
         quiet = waits and self._counts is not None and changes_no_rule(self._state, event, self._counts)
         applied = apply_event(self._state, event, self._now)
-        if waits and self._counts is not None and isinstance(event, (NodeMessage, NodeDisconnected)):
+        if waits and self._counts is not None and isinstance(event, (AgentMessage, AgentDisconnected)):
             self._counts = follow(self._counts, self._state, applied.state, event.agent_id)
         self._state = applied.state
         self._send(applied.effects)
         self._reasons += [applied.reason] if applied.reason else []
         self._first, self._rules_wait = False, self._rules_wait or not quiet
-        self._may_join = self._may_join or not isinstance(event, NodeDisconnected)
+        self._may_join = self._may_join or not isinstance(event, AgentDisconnected)
         if not waits:
             self._apply_rules()
 
@@ -118,9 +118,9 @@ class _Batch:
     def _keeps_joiners(self, event: CoordinatorEvent) -> bool:
         """Return whether the event leaves it open whether joining nodes end the round. They wait for a missing node."""
         running = self._state.round is not None and self._state.round.ending is None
-        return not (running and self._may_join and isinstance(event, NodeDisconnected))
+        return not (running and self._may_join and isinstance(event, AgentDisconnected))
 
-    def _send(self, effects: tuple[SendToNode, ...]) -> None:
+    def _send(self, effects: tuple[SendToAgent, ...]) -> None:
         self._effects += effects
         self._addressed.update(e.agent_id for e in effects)
 
@@ -173,7 +173,7 @@ def next_deadline(state: CoordinatorState, now: float) -> float | None:
     """Return when the next `Tick` is due if no event comes before; None: never."""
     if state.newer_store is not None or state.passive:
         return None
-    times = [n.disconnected_at + RECONNECT_GRACE for n in state.nodes.values() if n.disconnected_at is not None]
+    times = [n.disconnected_at + RECONNECT_GRACE for n in state.agents.values() if n.disconnected_at is not None]
     if state.outcome is None:
         if state.confirmation_requested_at is not None:
             times.append(state.confirmation_requested_at + confirmation.CONFIRMATION_SECONDS)
@@ -198,14 +198,14 @@ RULES: tuple[Rule, ...] = (
     adopt_outcome,
     finish_recovery,
     mark_finished_as_stopped,
-    expire_lost_nodes,
+    expire_lost_members,
     declare_success,
     end_broken_round,
     advance_planned_end,
     break_round,
     conclude_round,
     stalls.name_stalled_worker,
-    release_departing_nodes,
+    release_departing_agents,
     resize_round,
     restart_delay.end_delay,
     form_round,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elasticjob._runtime.rendezvous.state.agents import Node
+from elasticjob._runtime.rendezvous.state.agents import KnownAgent
 from elasticjob._runtime.rendezvous.state.coordinator_state import (
     MAX_ENDED_ROUNDS,
     CoordinatorState,
@@ -10,15 +10,16 @@ from elasticjob._runtime.rendezvous.state.coordinator_state import (
     initial_state,
 )
 from elasticjob._runtime.rendezvous.state.events import (
+    AgentDisconnected,
+    AgentMessage,
     CoordinatorEvent,
     NewerStoreSeen,
-    NodeDisconnected,
-    NodeMessage,
     OperatorViewReceived,
-    SendToNode,
+    SendToAgent,
     Tick,
 )
 from elasticjob._runtime.rendezvous.state.queries import (
+    agent_with_same_index,
     candidates,
     departure_reason,
     expected_pod,
@@ -26,8 +27,7 @@ from elasticjob._runtime.rendezvous.state.queries import (
     is_restartable,
     may_run_workers,
     missing_pods,
-    node_with_same_index,
-    set_node,
+    set_agent,
     superseded,
     topology_of,
     waits_to_break,
@@ -62,22 +62,23 @@ __all__ = [
     "STOP_TIMEOUT",
     "TAKEOVER_TIMEOUT",
     "UNKNOWN_LAST_ROUND",
+    "AgentDisconnected",
+    "AgentMessage",
     "CoordinatorEvent",
     "CoordinatorState",
+    "KnownAgent",
     "LastRound",
     "Member",
     "NewerStoreSeen",
-    "Node",
-    "NodeDisconnected",
-    "NodeMessage",
     "OperatorViewReceived",
     "PlannedStop",
     "RestartDelay",
     "Round",
     "RoundEnding",
-    "SendToNode",
+    "SendToAgent",
     "Tick",
     "add_ended_round",
+    "agent_with_same_index",
     "candidates",
     "departure_reason",
     "expected_pod",
@@ -86,9 +87,8 @@ __all__ = [
     "is_restartable",
     "may_run_workers",
     "missing_pods",
-    "node_with_same_index",
+    "set_agent",
     "set_member",
-    "set_node",
     "superseded",
     "topology_of",
     "waits_to_break",

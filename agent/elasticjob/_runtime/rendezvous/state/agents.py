@@ -14,7 +14,7 @@ from elasticjob._runtime.rendezvous.state.time_limits import RECONNECT_GRACE
 
 
 @dataclass(frozen=True)
-class Node:
+class KnownAgent:
     """A node that has announced itself, identified by its agent id."""
 
     agent_id: str

@@ -15,7 +15,7 @@ from elasticjob._runtime.contract.messages import (
     RoundSettings,
 )
 from elasticjob._runtime.contract.names import RoundId
-from elasticjob._runtime.rendezvous.state.agents import Node
+from elasticjob._runtime.rendezvous.state.agents import KnownAgent
 from elasticjob._runtime.rendezvous.state.round import NO_LAST_ROUND, UNKNOWN_LAST_ROUND, LastRound, RestartDelay, Round
 from elasticjob._runtime.rendezvous.state.time_limits import RECOVERY_TIMEOUT
 
@@ -37,7 +37,7 @@ class CoordinatorState:
     """Whether an operator has sent its view to this store."""
     pods: Mapping[int, ExpectedPod] = field(default_factory=dict)
     """`operator_view.pods` by index."""
-    nodes: Mapping[str, Node] = field(default_factory=dict)
+    agents: Mapping[str, KnownAgent] = field(default_factory=dict)
     """By agent id."""
     agent_ids: Mapping[int, str] = field(default_factory=dict)
     """By index: the agent id that announced itself last. Its node may have been removed from `nodes` since."""
@@ -92,8 +92,8 @@ class CoordinatorState:
     """Rounds that ended and that the operator has not acknowledged yet, the oldest first; at most MAX_ENDED_ROUNDS."""
     forgotten_charges: int = 0
     """Charged restarts of rounds that `ended_rounds` had no place for."""
-    machine_ends: Mapping[str, float] = field(default_factory=dict)
-    """By pod name: when the pod's machine ends, as far as that is announced (see `machine_ends`)."""
+    node_ends: Mapping[str, float] = field(default_factory=dict)
+    """By pod name: when the pod's machine ends, as far as that is announced (see `node_ends`)."""
     unhealthy: Mapping[str, Failure] = field(default_factory=dict)
     """By pod name: why the node asked for a replacement on another machine. Kept after the node has left."""
     replaced: Mapping[str, str] = field(default_factory=dict)

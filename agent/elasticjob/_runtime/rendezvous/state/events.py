@@ -9,12 +9,12 @@ from elasticjob._runtime.contract.messages import (
     CoordinatorToNode,
     NodeToCoordinator,
     OperatorView,
-    StoreToNode,
+    StoreToAgent,
 )
 
 
 @dataclass(frozen=True)
-class NodeMessage:
+class AgentMessage:
     """A node sent a message. The first one of a connection is its `Announce`."""
 
     agent_id: str
@@ -22,7 +22,7 @@ class NodeMessage:
 
 
 @dataclass(frozen=True)
-class NodeDisconnected:
+class AgentDisconnected:
     """The link of a node closed."""
 
     agent_id: str
@@ -47,12 +47,12 @@ class NewerStoreSeen:
     incarnation: int
 
 
-CoordinatorEvent: TypeAlias = NodeMessage | NodeDisconnected | OperatorViewReceived | NewerStoreSeen | Tick
+CoordinatorEvent: TypeAlias = AgentMessage | AgentDisconnected | OperatorViewReceived | NewerStoreSeen | Tick
 
 
 @dataclass(frozen=True)
-class SendToNode:
+class SendToAgent:
     """Send a message to a node. If its link is down, the answer to its next `Announce` makes up for the message."""
 
     agent_id: str
-    message: CoordinatorToNode | StoreToNode
+    message: CoordinatorToNode | StoreToAgent

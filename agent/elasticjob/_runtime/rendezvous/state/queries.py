@@ -10,7 +10,7 @@ from elasticjob._runtime.contract.messages import (
     PodState,
 )
 from elasticjob._runtime.rendezvous.persistent_map import with_item
-from elasticjob._runtime.rendezvous.state.agents import Node
+from elasticjob._runtime.rendezvous.state.agents import KnownAgent
 from elasticjob._runtime.rendezvous.state.coordinator_state import CoordinatorState
 
 
@@ -19,50 +19,50 @@ def expected_pod(state: CoordinatorState, index: int) -> ExpectedPod | None:
     return state.pods.get(index)
 
 
-def topology_of(state: CoordinatorState, node: Node) -> tuple[str, ...]:
+def topology_of(state: CoordinatorState, agent: KnownAgent) -> tuple[str, ...]:
     """Return where the node's machine is (`ExpectedPod.topology`); empty if the operator has not sent it."""
-    pod = expected_pod(state, node.index)
-    return pod.topology if pod is not None and pod.incarnation == node.incarnation else ()
+    pod = expected_pod(state, agent.index)
+    return pod.topology if pod is not None and pod.incarnation == agent.incarnation else ()
 
 
-def node_with_same_index(state: CoordinatorState, node: Node) -> Node | None:
+def agent_with_same_index(state: CoordinatorState, agent: KnownAgent) -> KnownAgent | None:
     """Return the other node that has this node's index, if any: the newest one.
 
     Until the job has ended there is at most one, besides those whose pods were replaced while their workers still ran.
     """
-    other = state.nodes.get(state.agent_ids.get(node.index, ""))
-    return other if other is not None and other.index == node.index and other.agent_id != node.agent_id else None
+    other = state.agents.get(state.agent_ids.get(agent.index, ""))
+    return other if other is not None and other.index == agent.index and other.agent_id != agent.agent_id else None
 
 
-def superseded(state: CoordinatorState, node: Node) -> bool:
+def superseded(state: CoordinatorState, agent: KnownAgent) -> bool:
     """Return whether a newer pod has this node's index: the operator lists it, or it has announced itself."""
-    pod, other = expected_pod(state, node.index), node_with_same_index(state, node)
-    announced = other is not None and other.incarnation > node.incarnation
-    return announced or (pod is not None and pod.incarnation > node.incarnation)
+    pod, other = expected_pod(state, agent.index), agent_with_same_index(state, agent)
+    announced = other is not None and other.incarnation > agent.incarnation
+    return announced or (pod is not None and pod.incarnation > agent.incarnation)
 
 
-def departure_reason(state: CoordinatorState, node: Node) -> str:
+def departure_reason(state: CoordinatorState, agent: KnownAgent) -> str:
     """Return why this node is leaving, as it reported itself or as the operator sees its pod; empty while it stays."""
-    if node.leaving_reason:
-        return node.leaving_reason
-    if node.pod in state.replaced:
-        return state.replaced[node.pod]
-    if superseded(state, node):
+    if agent.leaving_reason:
+        return agent.leaving_reason
+    if agent.pod in state.replaced:
+        return state.replaced[agent.pod]
+    if superseded(state, agent):
         return "a newer pod has its index"
-    pod = expected_pod(state, node.index)
-    draining = pod is not None and pod.incarnation == node.incarnation and pod.state is PodState.DRAINING
+    pod = expected_pod(state, agent.index)
+    draining = pod is not None and pod.incarnation == agent.incarnation and pod.state is PodState.DRAINING
     return "its pod is being deleted" if draining else ""
 
 
 def is_restartable(state: CoordinatorState) -> bool:
     """Return whether the function of this job can be called again in the same process: all nodes run one script."""
-    return any(n.restartable for n in state.nodes.values())
+    return any(n.restartable for n in state.agents.values())
 
 
 def has_ended_results(state: CoordinatorState, agent_id: str) -> bool:
     """Return whether a member of the round has said that its workers count no step of it any more."""
-    node = state.nodes.get(agent_id)
-    return node is not None and state.round is not None and node.results_ended == state.round.id
+    agent = state.agents.get(agent_id)
+    return agent is not None and state.round is not None and agent.results_ended == state.round.id
 
 
 def waits_to_break(state: CoordinatorState) -> bool:
@@ -70,27 +70,27 @@ def waits_to_break(state: CoordinatorState) -> bool:
     return state.round is not None and any(has_ended_results(state, agent_id) for agent_id in state.round.members)
 
 
-def may_run_workers(state: CoordinatorState, node: Node) -> bool:
+def may_run_workers(state: CoordinatorState, agent: KnownAgent) -> bool:
     """Return whether workers of the current round may run there, because its member has not stopped or been lost."""
-    member = state.round.members.get(node.agent_id) if state.round else None
+    member = state.round.members.get(agent.agent_id) if state.round else None
     return member is not None and not member.accounted_for
 
 
-def candidates(state: CoordinatorState) -> list[Node]:
+def candidates(state: CoordinatorState) -> list[KnownAgent]:
     """Return the nodes that may be in a round that starts now."""
-    return [n for n in state.nodes.values() if _eligible(state, n)]
+    return [n for n in state.agents.values() if _eligible(state, n)]
 
 
-def _eligible(state: CoordinatorState, node: Node) -> bool:
-    if node.disconnected_at is not None or node.stale_round is not None or departure_reason(state, node):
+def _eligible(state: CoordinatorState, agent: KnownAgent) -> bool:
+    if agent.disconnected_at is not None or agent.stale_round is not None or departure_reason(state, agent):
         return False
-    return not state.operator_seen or expected_pod(state, node.index) is not None
+    return not state.operator_seen or expected_pod(state, agent.index) is not None
 
 
 def missing_pods(state: CoordinatorState, *, ready: bool) -> Iterator[ExpectedPod]:
     """Yield the expected pods that are not connected; with `ready`, also those whose node is not ready."""
     present = {
-        (n.index, n.incarnation) for n in state.nodes.values() if n.disconnected_at is None and (n.ready or not ready)
+        (n.index, n.incarnation) for n in state.agents.values() if n.disconnected_at is None and (n.ready or not ready)
     }
     for pod in state.operator_view.pods:
         expected = pod.state in (PodState.STARTING, PodState.RUNNING)
@@ -98,9 +98,9 @@ def missing_pods(state: CoordinatorState, *, ready: bool) -> Iterator[ExpectedPo
             yield pod
 
 
-def set_node(state: CoordinatorState, node: Node) -> CoordinatorState:
+def set_agent(state: CoordinatorState, agent: KnownAgent) -> CoordinatorState:
     """Return the state with this node added or replaced. Its index stays that of a newer node, if there is one."""
-    other = node_with_same_index(state, node)
-    known = state.agent_ids.get(node.index) == node.agent_id or (other and other.incarnation > node.incarnation)
-    agent_ids = state.agent_ids if known else with_item(state.agent_ids, node.index, node.agent_id)
-    return replace(state, nodes=with_item(state.nodes, node.agent_id, node), agent_ids=agent_ids)
+    other = agent_with_same_index(state, agent)
+    known = state.agent_ids.get(agent.index) == agent.agent_id or (other and other.incarnation > agent.incarnation)
+    agent_ids = state.agent_ids if known else with_item(state.agent_ids, agent.index, agent.agent_id)
+    return replace(state, agents=with_item(state.agents, agent.agent_id, agent), agent_ids=agent_ids)
