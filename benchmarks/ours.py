@@ -27,7 +27,7 @@ from elasticjob._runtime.contract import codec
 from elasticjob._runtime.contract.messages import ExpectedPod, OperatorView, Outcome, PodState, Report, RoundSettings
 from elasticjob._runtime.contract.names import Backend, Env, RoundId, job_store_clients
 from elasticjob._runtime.control_link.link import LinkError, LinkRole, connect
-from elasticjob._runtime.local.local_run import request_to_confirm
+from elasticjob._runtime.local.store_confirmation import request_to_confirm
 
 PROGRAM = [sys.executable, str(Path(__file__).parents[1] / "agent" / "elasticjob")]
 _STAMP = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) \[store\] (.*)")

@@ -64,7 +64,7 @@ class JobDraft:
             self.notes.add(source, f"{value} is not allowed: spec.{path} is {allowed}, the nearest number")
         self.put(path, allowed)
 
-    def put_planned(self, path: str, value: Any, source: str, effect: str) -> None:
+    def put_if_supported(self, path: str, value: Any, source: str, effect: str) -> None:
         """Write a field if the CRD has it, else add a note with the effect of its absence."""
         if not self.supports(path):
             self.notes.add(source, f"not supported yet: {effect}")

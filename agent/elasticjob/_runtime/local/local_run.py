@@ -1,4 +1,4 @@
-"""Run a job as processes of this machine: one store and one agent per node.
+"""Run a job as local processes: one store and one agent per node.
 
 This process does the operator's work: it replaces agents that end, restarts the store, and sends the operator's view.
 """
@@ -13,23 +13,19 @@ import socket
 import tempfile
 import time
 import uuid
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from elasticjob._runtime.agent.state_machine.outcomes import describe_failure
 from elasticjob._runtime.contract.failures.restart_window import RestartWindow
 from elasticjob._runtime.contract.messages import (
-    EndReason,
     ExpectedPod,
     Failure,
     OperatorView,
     Outcome,
     PodState,
     Report,
-    RoundEnded,
-    Straggler,
     allowed_size,
 )
 from elasticjob._runtime.contract.names import ExitCode, RoundId
@@ -41,20 +37,19 @@ from elasticjob._runtime.local.processes.guardian import Guardian
 from elasticjob._runtime.local.processes.leftovers import end_leftovers
 from elasticjob._runtime.local.processes.own_port import listen_below_connections
 from elasticjob._runtime.local.processes.process_backoff import ProcessBackoff
+from elasticjob._runtime.local.report_lines import ReportLines, run_result
+from elasticjob._runtime.local.store_confirmation import request_to_confirm
+from elasticjob._runtime.local.terminal.node_output import print_output
 from elasticjob._runtime.local.terminal.screen import NodeRow, PlainScreen, RunView, Screen
-from elasticjob._runtime.local.waits import WaitLines, current_wait, describe_phase
+from elasticjob._runtime.local.waits import WaitLines, current_wait
 from elasticjob._runtime.system.loop_errors import background_task, call_on_error
 
-INTERRUPTED = 130
-"""Exit code after SIGINT or SIGTERM."""
 _UNCHARGED_EXITS = (ExitCode.LEFT, ExitCode.SUPERSEDED, ExitCode.UNAVAILABLE)
 """Exit codes of an agent that has not failed."""
 _OUTPUT_TIMEOUT = 2.0
 """Seconds to wait for the rest of the output after all agents have ended."""
 _BACKLOG = 4096
 """Connections that wait until the first store accepts them."""
-_LONGEST_LINE = 1 << 20
-"""Bytes of one line of a node's output. A longer line is printed in parts."""
 
 
 class LocalRun:
@@ -72,9 +67,9 @@ class LocalRun:
         self._pods: dict[int, ExpectedPod] = {}
         self._agents: dict[int, asyncio.subprocess.Process] = {}
         self._incarnations: dict[int, int] = {}
-        self._kept: set[int] = set()
+        self._supervised: set[int] = set()
         """Indices with a task that runs their agents."""
-        self._copies: set[asyncio.Task[None]] = set()
+        self._output_tasks: set[asyncio.Task[None]] = set()
         self._store: asyncio.subprocess.Process | None = None
         self._report: Report | None = None
         self._charged = 0
@@ -85,13 +80,12 @@ class LocalRun:
         self._problem = ""
         self._tasks: set[asyncio.Task[None]] = set()
         self._link_send: Any = None
-        self._stepped_round: RoundId | None = None
-        """The last round in which the script has reported a step."""
+        self._report_lines = ReportLines()
 
     async def run(self) -> int:
         """Run the job to its end, stop every process and return the exit code."""
         loop = asyncio.get_running_loop()
-        self._over = asyncio.Event()
+        self._finished = asyncio.Event()
         call_on_error(loop, self._fail_by_error)
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._interrupt)
@@ -100,14 +94,16 @@ class LocalRun:
             port = listener.getsockname()[1]
             self._environment = RunEnvironment(self._job, self._run_id, self._keys, port, Path(scratch))
             async with Guardian(self._run_id, scratch):
-                self._spawn(self._keep_store(listener))
-                self._spawn(self._follow())
+                self._spawn(self._supervise_store(listener))
+                self._spawn(self._run_operator_link())
                 self._spawn(self._report_waits())
                 for index in range(self._settings.desired_pods):
-                    self._spawn(self._keep_agent(index))
-                await self._over.wait()
+                    self._spawn(self._supervise_agent(index))
+                await self._finished.wait()
                 await self._shut_down()
-        return self._conclude()
+        code, how = run_result(self._report, self._problem, self._charged)
+        self._print(f"{self._job.name} {how}")
+        return code
 
     @property
     def failure(self) -> Failure | None:
@@ -153,22 +149,22 @@ class LocalRun:
         self._print(f"scaling from {before} to {with_noun(target, 'node')}")
         self._settings = replace(self._settings, target=target)
         self._send_view()
-        for index in set(range(self._settings.desired_pods)) - self._kept:
-            self._spawn(self._keep_agent(index))
+        for index in set(range(self._settings.desired_pods)) - self._supervised:
+            self._spawn(self._supervise_agent(index))
         for index in range(self._settings.desired_pods, pods_before):
             if index in self._pods:
                 self._agents[index].terminate()
 
     # ---- processes -------------------------------------------------------------------------------------------------
 
-    async def _keep_store(self, listener: socket.socket | None) -> None:
+    async def _supervise_store(self, listener: socket.socket | None) -> None:
         """Run the store and start it again when it ends, as a pod with restartPolicy Always does.
 
         The first one inherits `listener`, which is open already: no agent starts with a refused connection.
         The new process reads in the state folder that it is not the first one.
         """
         log, backoff = self._environment.scratch / "store.log", ProcessBackoff()
-        while not self._over.is_set():
+        while not self._finished.is_set():
             with log.open("ab") as output:
                 self._store = await self._environment.store(output.fileno(), listener)
             if listener is not None:
@@ -177,7 +173,7 @@ class LocalRun:
             self._show()
             started = time.monotonic()
             code = await self._store.wait()
-            if self._over.is_set():
+            if self._finished.is_set():
                 return
             if code == ExitCode.USAGE or self._report is None:
                 self._fail(f"the store ended ({describe_exit_code(code)}): {log.read_text()[-2000:].strip()}")
@@ -187,17 +183,17 @@ class LocalRun:
             self._print(f"the store ended ({describe_exit_code(code)}); starting it again{when}")
             await asyncio.sleep(delay)
 
-    async def _keep_agent(self, index: int) -> None:
-        self._kept.add(index)
+    async def _supervise_agent(self, index: int) -> None:
+        self._supervised.add(index)
         try:
             await self._run_agents(index)
         finally:
-            self._kept.discard(index)
+            self._supervised.discard(index)
 
     async def _run_agents(self, index: int) -> None:
         """Run one agent after the other, each with the next incarnation, until the job needs this index no more."""
         backoff = ProcessBackoff()
-        while not (self._over.is_set() or self._draining or index >= self._settings.desired_pods):
+        while not (self._finished.is_set() or self._draining or index >= self._settings.desired_pods):
             incarnation = self._incarnations[index] = self._incarnations.get(index, -1) + 1
             pod = f"{self._job.name}-{index}-{incarnation}"
             started = time.monotonic()
@@ -253,23 +249,13 @@ class LocalRun:
         self._pods[index] = ExpectedPod(index, incarnation, pod, PodState.RUNNING)
         self._send_view()
         if agent.stdout is not None:
-            self._copies.add(background_task(self._copy(agent.stdout)))
+            self._output_tasks.add(background_task(print_output(agent.stdout, self._screen)))
         return await agent.wait()
-
-    async def _copy(self, output: asyncio.StreamReader) -> None:
-        """Print a node's output on the screen, line by line."""
-        rest = b""
-        while data := await output.read(1 << 16):
-            *lines, rest = (rest + data).split(b"\n")
-            if len(rest) > _LONGEST_LINE:
-                lines, rest = [*lines, rest], b""
-            for line in lines:
-                self._screen.print_output(line.decode(errors="replace"))
 
     # ---- the operator's side of the link ---------------------------------------------------------------------------
 
-    async def _follow(self) -> None:
-        while not self._over.is_set():
+    async def _run_operator_link(self) -> None:
+        while not self._finished.is_set():
             try:
                 link = await connect(
                     "127.0.0.1",
@@ -296,50 +282,33 @@ class LocalRun:
             return
         self._sequence += 1
         pods = tuple(replace(p, state=PodState.DRAINING) if self._is_draining(p) else p for p in self._pods.values())
+        confirmed = request_to_confirm(self._report, pods)
         restarts = self._restarts
         view = OperatorView(1, self._sequence, self._settings, restarts.count, self._charged_round, pods)
-        self._link_send(
-            replace(view, charged_since=restarts.start, confirmed_request=request_to_confirm(self._report, pods))
-        )
+        self._link_send(replace(view, charged_since=restarts.start, confirmed_request=confirmed))
 
     def _is_draining(self, pod: ExpectedPod) -> bool:
         return self._draining or pod.index >= self._settings.desired_pods
 
     def _receive(self, report: Report) -> None:
-        before, self._report = self._report, report
+        self._report = report
         newly_ended = [e for e in report.ended_rounds if self._charged_round is None or e.round > self._charged_round]
         for ended in newly_ended:
             if ended.charged:
                 self._charge(ended.time)
             self._charged_round = ended.round
-            if ended.reason is not EndReason.SUCCEEDED and not _ends_job(ended, report):
-                self._print(_describe_end(ended))
-        if report.formed_at and (before is None or before.formed_at != report.formed_at):
-            self._print(f"round {report.round} runs: {_world(report)}")
-        elif (
-            not report.formed_at
-            and report.outcome is None
-            and report.reason
-            and (before is None or before.reason != report.reason)
-        ):
-            self._print(describe_phase(report))
-        if (step := report.progress) is not None and step.round == report.round and step.round != self._stepped_round:
-            self._stepped_round = step.round
-            self._print(f"round {step.round} trains: step {step.step} is the first one that was reported")
-        if report.stall is not None and (before is None or before.stall != report.stall):
-            self._print(f"{describe_failure(report.stall)} on {report.stall.pod}; nothing is restarted")
-        if before is not None and before.round == report.round and before.straggler != report.straggler:
-            self._print(_describe_straggler(report.straggler))
+        for line in self._report_lines.lines(report, newly_ended):
+            self._print(line)
         if newly_ended or report.confirmation_request:
             self._send_view()
         self._show()
         if report.outcome is not None:
-            self._over.set()
+            self._finished.set()
 
     async def _report_waits(self) -> None:
         """Say what the run waits for while that takes long."""
         lines = WaitLines()
-        while not self._over.is_set():
+        while not self._finished.is_set():
             wait = None if self._draining else current_wait(self._report)
             if line := lines.line(wait, time.monotonic()):
                 self._print(line)
@@ -350,7 +319,7 @@ class LocalRun:
     def _interrupt(self) -> None:
         if self._draining:
             self._print("interrupted again: killing the nodes")
-            self._over.set()
+            self._finished.set()
             for agent in self._alive():
                 agent.kill()
             return
@@ -363,7 +332,7 @@ class LocalRun:
 
     async def _wait_until_drained(self) -> None:
         await asyncio.gather(*(agent.wait() for agent in self._agents.values()))
-        self._over.set()
+        self._finished.set()
 
     def _print(self, text: str) -> None:
         self._screen.print_status(text)
@@ -375,7 +344,7 @@ class LocalRun:
 
     def _fail(self, why: str) -> None:
         self._problem = why
-        self._over.set()
+        self._finished.set()
 
     def _fail_by_error(self, error: BaseException) -> None:
         self._fail(f"internal error: {type(error).__name__}: {error}")
@@ -400,72 +369,17 @@ class LocalRun:
             self._print(f"{with_noun(len(late), 'agent')} did not end within {grace:g} s; killing")
         for agent in self._alive():
             agent.kill()
-        if self._copies:
-            await asyncio.wait(self._copies, timeout=_OUTPUT_TIMEOUT)
-        for task in (*self._tasks, *self._copies):
+        if self._output_tasks:
+            await asyncio.wait(self._output_tasks, timeout=_OUTPUT_TIMEOUT)
+        for task in (*self._tasks, *self._output_tasks):
             task.cancel()
-        await asyncio.gather(*self._tasks, *self._copies, return_exceptions=True)
+        await asyncio.gather(*self._tasks, *self._output_tasks, return_exceptions=True)
         await self._end_leftovers(*(pod.pod for pod in self._pods.values()))
         if self._store is not None and self._store.returncode is None:
             self._store.terminate()
             await self._store.wait()
 
-    def _conclude(self) -> int:
-        report = self._report
-        if report is not None and report.outcome is Outcome.SUCCEEDED:
-            self._print(f"{self._job.name} succeeded; {with_noun(self._charged, 'restart')}")
-            return ExitCode.SUCCEEDED
-        if report is not None and report.outcome is Outcome.FAILED:
-            why = describe_failure(report.failure) + f" on {report.failure.pod}" if report.failure else report.reason
-            code = f" ({report.reason})" if report.failure else ""
-            self._print(f"{self._job.name} failed: {why}; {with_noun(self._charged, 'restart')}{code}")
-            return ExitCode.FAILED
-        if self._problem:
-            self._print(f"{self._job.name} failed: {self._problem}")
-            return ExitCode.FAILED
-        self._print(f"{self._job.name} was interrupted")
-        return INTERRUPTED
-
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = background_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _world(report: Report) -> str:
-    return f"{with_noun(report.world_size, 'worker')} on {with_noun(report.active, 'node')}"
-
-
-def _describe_end(ended: RoundEnded) -> str:
-    cause = describe_failure(ended.failure) if ended.failure else ended.message
-    charged = " (counts as a restart)" if ended.charged else ""
-    return f"round {ended.round} ended: {ended.reason.value}: {cause}{charged}"
-
-
-def _ends_job(ended: RoundEnded, report: Report) -> bool:
-    """Return whether the job's last line describes the end of this round too."""
-    return report.outcome is Outcome.FAILED and ended.failure is not None and ended.failure == report.failure
-
-
-def request_to_confirm(report: Report | None, pods: Iterable[ExpectedPod]) -> float:
-    """Return the coordinator's request to confirm its store; 0 while a node that may go on without it lives.
-
-    `pods`: those whose processes live.
-    """
-    if report is None:
-        return 0.0
-    alive = {pod.pod for pod in pods}
-    if report.pods_that_may_write is None:
-        alive -= {node.pod for node in report.nodes}
-    else:
-        alive &= {*report.pods_that_may_write}
-    return 0.0 if alive else report.confirmation_request
-
-
-def _describe_straggler(slow: Straggler | None) -> str:
-    if slow is None:
-        return "all ranks keep up again"
-    own, others = 1000 * slow.own_seconds, 1000 * slow.median_seconds
-    return (
-        f"rank {slow.rank} on {slow.pod} holds up every step: {own:.0f} ms of its own, {others:.0f} ms on other ranks"
-    )

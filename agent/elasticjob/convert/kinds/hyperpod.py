@@ -101,11 +101,11 @@ def _put_clean_up(draft: JobDraft, policy: InputObject, notes: Notes) -> None:
     """Take what differs from the fields of a PyTorchJob: -1 seconds for ever, and the policies for pods."""
     seconds, source = policy.take_integer("ttlSecondsAfterFinished"), policy.at("ttlSecondsAfterFinished")
     if seconds is not None and seconds >= 0:
-        draft.put_planned("ttlSecondsAfterFinished", seconds, source, "the finished job stays until you delete it")
+        draft.put_if_supported("ttlSecondsAfterFinished", seconds, source, "the finished job stays until you delete it")
     pods = policy.take_text("cleanPodPolicy")
     if pods in _CLEAN_POD_POLICIES:
         effect = "pods that have ended stay until you delete the job, others end with it"
-        draft.put_planned("cleanPodPolicy", pods, policy.at("cleanPodPolicy"), effect)
+        draft.put_if_supported("cleanPodPolicy", pods, policy.at("cleanPodPolicy"), effect)
     elif pods is not None:
         notes.add(policy.at("cleanPodPolicy"), f"{pods} is left out: pods that still run are deleted when the job has"
                                                " ended; want All, None or Running")  # fmt: skip

@@ -154,7 +154,7 @@ def _put_restarts(
             "action": "FailJob",
             "onExitCodes": {"operator": "In", "values": list(range(1, 128))},
         }
-        draft.put_planned("failurePolicy.rules", [rule], path, _NO_FAILURE_RULES)
+        draft.put_if_supported("failurePolicy.rules", [rule], path, _NO_FAILURE_RULES)
     if not is_limited:
         notes.add(path, f"{policy} has no limit of restarts, an ElasticJob has: set spec.failurePolicy.maxRestarts,"
                         " which is 3 by default")  # fmt: skip

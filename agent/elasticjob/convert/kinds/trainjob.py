@@ -59,7 +59,7 @@ def convert_trainjob(job: JsonObject, runtimes: Sequence[JsonObject], notes: Not
     put_queue(draft, None, "")
     if runtime.gang:
         effect = "training starts with minReplicas nodes"
-        draft.put_planned("gang", {"provider": runtime.gang}, "runtime.spec.podGroupPolicy", effect)
+        draft.put_if_supported("gang", {"provider": runtime.gang}, "runtime.spec.podGroupPolicy", effect)
     initializer = spec.take_object("initializer")
     initializer.note_rest(notes, "is left out: load it in an init container of spec.template, or in the script")
     put_template(draft, trained.template)

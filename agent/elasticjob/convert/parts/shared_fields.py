@@ -25,13 +25,13 @@ def put_life_cycle(draft: JobDraft, policy: InputObject, own_controllers: tuple[
         _put_manager(draft, manager, policy.at("managedBy"))
     if (seconds := policy.take_integer("activeDeadlineSeconds")) is not None:
         effect = "the job has no time limit"
-        draft.put_planned("activeDeadlineSeconds", seconds, policy.at("activeDeadlineSeconds"), effect)
+        draft.put_if_supported("activeDeadlineSeconds", seconds, policy.at("activeDeadlineSeconds"), effect)
     if (seconds := policy.take_integer("ttlSecondsAfterFinished")) is not None:
         effect = "the finished job stays until you delete it"
-        draft.put_planned("ttlSecondsAfterFinished", seconds, policy.at("ttlSecondsAfterFinished"), effect)
+        draft.put_if_supported("ttlSecondsAfterFinished", seconds, policy.at("ttlSecondsAfterFinished"), effect)
     if pods := policy.take_text("cleanPodPolicy"):
         effect = "pods that have ended stay until you delete the job, others end with it"
-        draft.put_planned("cleanPodPolicy", pods, policy.at("cleanPodPolicy"), effect)
+        draft.put_if_supported("cleanPodPolicy", pods, policy.at("cleanPodPolicy"), effect)
 
 
 def _put_suspend(draft: JobDraft, source: str) -> None:
@@ -40,12 +40,12 @@ def _put_suspend(draft: JobDraft, source: str) -> None:
         draft.notes.add(source, f"is left out: the job waits in the queue {queue} by its label, behind the jobs that"
                                 " wait there already")  # fmt: skip
     else:
-        draft.put_planned("suspend", True, source, "the job starts when you apply it")
+        draft.put_if_supported("suspend", True, source, "the job starts when you apply it")
 
 
 def _put_manager(draft: JobDraft, manager: str, source: str) -> None:
     if manager == _MULTIKUEUE:
-        draft.put_planned("managedBy", manager, source, "the operator of this cluster runs the job")
+        draft.put_if_supported("managedBy", manager, source, "the operator of this cluster runs the job")
     else:
         draft.notes.add(source, f"{manager} is left out: another controller cannot run an ElasticJob")
 
