@@ -43,12 +43,8 @@ def _in_process(title: str, how: Callable[[Side], Sample], want: float, replaced
 
 MEASURED: Mapping[str, _Measured] = {
     "killed-addresses": _Measured("between addresses: worker killed", TRAIN, recovery.worker_killed, 0.3),
-    "lost-addresses": _Measured("between addresses: node killed, 4 → 3", TRAIN, recovery.node_lost, 1.0),
-    "joins-addresses": _Measured("between addresses: node joins, 3 → 4: pause", TRAIN, recovery.node_joins, 0.3),
     "killed-in-process-addresses": _in_process("worker killed", recovery.worker_killed, 0.15, replaced=1),
     "raises-in-process-addresses": _in_process("worker raises an exception", recovery.worker_raises, 0.15),
-    "lost-in-process-addresses": _in_process("node killed, 4 → 3", recovery.node_lost, 0.4),
-    "joins-in-process-addresses": _in_process("node joins, 3 → 4: pause", recovery.node_joins, 0.15, replaced=1),
 }
 """By name of the row. No other library is measured: their stores know no addresses."""
 

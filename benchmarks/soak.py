@@ -12,50 +12,14 @@ import json
 import random
 import sys
 import time
-from collections.abc import Sequence
-from typing import Protocol
 
 from benchmarks import machine, report
-from benchmarks.goodput import Fault, Step, summary
+from benchmarks.goodput import Fault, summary
 from benchmarks.run import RESULTS, exit_on_sigterm
+from benchmarks.soak_local import InProcessStage, LocalStage
+from benchmarks.soak_stage import STEP, Stage
 
-STEP_DELAY = 0.1
-"""Seconds that the example sleeps in each step."""
-STEP = 0.13
-"""Approximate seconds of a step. They determine the number of epochs."""
-STEPS_PER_EPOCH = 15
 NODES = 3
-
-
-def digits_arguments(steps: int) -> tuple[str, ...]:
-    """Return the arguments of the digits example for about so many steps."""
-    epochs = max(2, round(steps / STEPS_PER_EPOCH))
-    return "--epochs", str(epochs), "--step-delay", str(STEP_DELAY)
-
-
-class Stage(Protocol):
-    """The place of a soak: the cluster or this machine."""
-
-    name: str
-    kinds: Sequence[str]
-
-    def start(self, steps: int) -> None:
-        """Start the example, which trains for about so many steps of STEP seconds, and wait for its first steps."""
-
-    def inject(self, kind: str, rng: random.Random) -> Fault:
-        """Inject one fault and return it."""
-
-    def steps(self) -> list[Step]:
-        """Return all steps so far."""
-
-    def has_ended(self) -> bool:
-        """Return whether the job has ended."""
-
-    def finish(self, timeout: float) -> str:
-        """Wait for the job's end and return `Complete`, or its other state."""
-
-    def close(self) -> None:
-        """Stop the job and undo the faults."""
 
 
 def run(stage: Stage, minutes: float, every: float, seed: int) -> dict[str, object]:
@@ -104,11 +68,9 @@ def main() -> int:
 
 def _stage(options: argparse.Namespace) -> Stage:
     if options.local or options.in_process:
-        from benchmarks.soak_local import InProcessStage, LocalStage
-
         kinds = InProcessStage if options.in_process else LocalStage
         return kinds(NODES, options.only)
-    # Each stage is imported on demand: the imports of the cluster's stage need the cluster's tools.
+    # On demand: its imports need the tools of the test cluster.
     from benchmarks.soak_cluster import ClusterStage
 
     return ClusterStage(NODES)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.goodput import Fault, Step
-from benchmarks.soak import digits_arguments
+from benchmarks.soak_stage import digits_arguments
 from benchmarks.stage import NAMESPACE, operator_pods, prepare
 from cluster import verbs
 from support.install import SYSTEM

@@ -19,7 +19,7 @@ from benchmarks.goodput import Fault, Step
 from benchmarks.ours import Ours
 from benchmarks.recovery import DEADLINE
 from benchmarks.side import Size, kill
-from benchmarks.soak import STEP_DELAY, digits_arguments
+from benchmarks.soak_stage import STEP_DELAY, digits_arguments
 from elasticjob._runtime.agent.processes import descendants
 
 TRAIN = Path(__file__).parents[1] / "examples/digits/train.py"
