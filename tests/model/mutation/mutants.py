@@ -1,80 +1,87 @@
-"""The mutants: small replacements in the source of the pure decisions, each of them a plausible mistake."""
+"""The mutants: small replacements in the code of the pure decisions, each of them a plausible mistake.
+
+A mutant is found by its code in the syntax tree, in all files of a package: code may be formatted, and moved to another
+module.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
+from model.mutation.source_match import Match, find_code, replace_code
+
 REPOSITORY = Path(__file__).resolve().parents[3]
 CONTRACT = "agent/elasticjob/_runtime/contract"
 RENDEZVOUS = "agent/elasticjob/_runtime/rendezvous"
-STATE_MACHINE = "agent/elasticjob/_runtime/agent/state_machine"
+AGENT = "agent/elasticjob/_runtime/agent"
 OPERATOR = "operator/elasticjob_operator"
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One mistake: `old` occurs exactly once in the file, and `new` replaces it."""
+    """One mistake: the expression, statement or `case` in `old` occurs exactly once in the package.
+
+    `new` replaces it; if `new` is empty, a statement goes.
+    """
 
     name: str
-    path: str
+    package: str
     old: str
     new: str
+    within: str = ""
+    """The name of the function that has the code, for code that the package has elsewhere too."""
+
+    @property
+    def path(self) -> str:
+        """The file that has the code; ValueError if none or more than one has it."""
+        return str(self._match().path.relative_to(REPOSITORY))
 
     def apply(self, root: Path) -> None:
-        """Write the mistake into the tree at `root`; raise ValueError if the source has changed."""
-        file = root / self.path
-        source = file.read_text()
-        if source.count(self.old) != 1:
-            raise ValueError(f"{self.name}: {self.path} has {source.count(self.old)} of {self.old!r}")
-        file.write_text(source.replace(self.old, self.new))
+        """Write the mistake into the copy of the repository at `root`; ValueError: the code has changed."""
+        (root / self.path).write_text(replace_code(self._match(), self.new))
+
+    def _match(self) -> Match:
+        found = find_code(REPOSITORY / self.package, self.old, self.within)
+        if len(found) != 1:
+            raise ValueError(f"{self.name}: {self.package} has {len(found)} of {self.old!r}")
+        return found[0]
 
 
-def _in_package(name: str, package: str, module: str, old: str, new: str) -> Mutant:
-    """Return a mutant of the module of this name, in whichever folder of the package it is."""
-    paths = sorted((REPOSITORY / package).rglob(f"{module}.py"))
-    if len(paths) != 1:
-        raise ValueError(f"{name}: {package} has {len(paths)} modules {module}")
-    return Mutant(name, str(paths[0].relative_to(REPOSITORY)), old, new)
+def _contract(name: str, old: str, new: str, within: str = "") -> Mutant:
+    return Mutant(name, CONTRACT, old, new, within)
 
 
-def _contract(name: str, module: str, old: str, new: str) -> Mutant:
-    return _in_package(name, CONTRACT, module, old, new)
+def _rendezvous(name: str, old: str, new: str, within: str = "") -> Mutant:
+    return Mutant(name, RENDEZVOUS, old, new, within)
 
 
-def _rendezvous(name: str, module: str, old: str, new: str) -> Mutant:
-    return _in_package(name, RENDEZVOUS, module, old, new)
+def _agent(name: str, old: str, new: str, within: str = "") -> Mutant:
+    return Mutant(name, AGENT, old, new, within)
 
 
-def _machine(name: str, old: str, new: str) -> Mutant:
-    return _in_package(name, STATE_MACHINE, "decide", old, new)
-
-
-def _plan(name: str, module: str, old: str, new: str) -> Mutant:
-    return _in_package(name, f"{OPERATOR}/plan", module, old, new)
+def _operator(name: str, old: str, new: str, within: str = "") -> Mutant:
+    return Mutant(name, OPERATOR, old, new, within)
 
 
 MUTANTS = (
     # ---- the break of a round's collectives
     _rendezvous(
         "the first node that counts no step breaks its collectives",
-        "round_break",
-        "all_have = _all_have_ended(state)",
-        "all_have = True",
+        "_all_have_ended(state)",
+        "True",
     ),
     _rendezvous(
         "one that counts steps is not waited for",
-        "round_break",
-        "return ending and all(m.accounted_for or",
-        "return ending and any(m.accounted_for or",
+        "all(m.accounted_for or has_ended_results(state, a) for a, m in round_.members.items())",
+        "any(m.accounted_for or has_ended_results(state, a) for a, m in round_.members.items())",
     ),
     _rendezvous(
         "a lost node goes on with its state",
-        "round_break",
-        "return not is_member and agent.ended_in_time != agent.results_ended",
-        "return False",
+        "not is_member and node.ended_in_time != node.results_ended",
+        "False",
     ),
-    _machine(
+    _agent(
         "broken collectives may be used",
         "replace(_KILL, discard_state=True)",
         "_KILL",
@@ -82,587 +89,506 @@ MUTANTS = (
     # ---- the end of a round
     _rendezvous(
         "success with one member still running",
-        "round_conclusion",
-        "if not all(m.state is MemberState.SUCCEEDED and not m.lost for m in round_.members.values()):",
-        "if sum(m.state is not MemberState.SUCCEEDED or m.lost for m in round_.members.values()) > 1:",
+        "not all(m.state is MemberState.SUCCEEDED and not m.lost for m in round_.members.values())",
+        "sum(m.state is not MemberState.SUCCEEDED or m.lost for m in round_.members.values()) > 1",
     ),
     _rendezvous(
         "success although a member was lost",
-        "round_conclusion",
-        "m.state is MemberState.SUCCEEDED and not m.lost for m",
-        "m.state is MemberState.SUCCEEDED or m.lost for m",
+        "m.state is MemberState.SUCCEEDED and not m.lost",
+        "m.state is MemberState.SUCCEEDED or m.lost",
     ),
     _rendezvous(
         "a failure is never charged",
-        "round_conclusion",
-        "charged = reason is EndReason.WORKER_FAILED and ",
-        "charged = False and ",
+        "reason is EndReason.WORKER_FAILED",
+        "False",
     ),
     _rendezvous(
         "lost nodes are charged",
-        "round_conclusion",
-        "charged = reason is EndReason.WORKER_FAILED and ",
-        "charged = reason in (EndReason.WORKER_FAILED, EndReason.AGENT_LOST) and ",
+        "reason is EndReason.WORKER_FAILED",
+        "reason in (EndReason.WORKER_FAILED, EndReason.AGENT_LOST)",
     ),
     _rendezvous(
         "what status has charged is charged again",
-        "round_conclusion",
-        " and not state.is_counted(round_.id)",
-        "",
+        "reason is EndReason.WORKER_FAILED and not state.is_counted(round_.id)",
+        "reason is EndReason.WORKER_FAILED",
     ),
     _rendezvous(
         "one restart more than the budget",
-        "round_conclusion",
         "state.charged_at(ended.time) >= state.settings.max_restarts",
         "state.charged_at(ended.time) > state.settings.max_restarts",
     ),
     _rendezvous(
         "one restart less than the budget",
-        "round_conclusion",
         "state.charged_at(ended.time) >= state.settings.max_restarts",
         "state.charged_at(ended.time) + 1 >= state.settings.max_restarts",
     ),
     _rendezvous(
         "failures on lost nodes are the cause",
-        "round_conclusion",
-        "cause = root_cause(f for f in round_.failures if f.pod not in excused)",
-        "cause = root_cause(round_.failures)",
+        "(f for f in round_.failures if f.pod not in excused)",
+        "round_.failures",
     ),
     _rendezvous(
         "a broken collective is charged although a node was lost",
-        "round_conclusion",
-        "if cause and not (broken_collective and (excused or ending.reason is not EndReason.WORKER_FAILED)):",
-        "if cause:",
+        "cause and not (broken_collective and (excused or ending.reason is not EndReason.WORKER_FAILED))",
+        "cause",
     ),
     _rendezvous(
         "a round is concluded before its last member has stopped",
-        "round_conclusion",
-        "round_.ending is None or not all(m.accounted_for for m in round_.members.values()):\n"
-        "        return None\n    ended",
-        "round_.ending is None or sum(not m.accounted_for for m in round_.members.values()) > 1:\n"
-        "        return None\n    ended",
+        "not all(m.accounted_for for m in round_.members.values())",
+        "sum(not m.accounted_for for m in round_.members.values()) > 1",
     ),
     _rendezvous(
         "a failed member ends nothing",
-        "round_end",
-        "if m.state is MemberState.FAILED or m.pod in reported]",
-        "if False]",
+        "m.state is MemberState.FAILED or m.pod in reported",
+        "False",
     ),
     _rendezvous(
         "members are lost without the grace for a reconnect",
-        "agents",
-        "now >= self.disconnected_at + RECONNECT_GRACE",
-        "now >= self.disconnected_at",
+        "self.disconnected_at + RECONNECT_GRACE",
+        "self.disconnected_at",
     ),
     _rendezvous(
         "a node that left the link is never lost",
-        "lost_members",
-        "if agent is None or agent.expired(now):\n        return True",
-        "if agent is None:\n        return True",
+        "node is None or node.expired(now)",
+        "node is None",
     ),
     _rendezvous(
         "a lost node joins before its workers have stopped",
-        "lost_members",
-        "stale_round=round_.id, unresponsive",
-        "stale_round=None, unresponsive",
+        "replace(state.nodes[agent_id], stale_round=round_.id, unresponsive=agent_id in connected)",
+        "replace(state.nodes[agent_id], stale_round=None, unresponsive=agent_id in connected)",
     ),
     # ---- planned ends
     _rendezvous(
         "the last step is the minimum",
-        "planned_end",
-        "PlannedEndDecision(max(steps), f",
-        "PlannedEndDecision(min(steps), f",
+        "PlannedEndDecision(max(steps), f'the last step is {max(steps)}')",
+        "PlannedEndDecision(min(steps), f'the last step is {max(steps)}')",
     ),
     _rendezvous(
         "the last step is set before all have reported",
-        "planned_end",
-        "if len(steps) == len(members):",
-        "if len(steps) >= len(members) - 1 and steps:",
+        "len(steps) == len(members)",
+        "len(steps) >= len(members) - 1 and steps",
     ),
     _rendezvous(
         "a failure does not end a planned end",
-        "planned_end",
-        "if round_.failures or any(m.lost or m.state is MemberState.FAILED for m in members.values()):",
-        "if False:",
+        "round_.failures or any(m.lost or m.state is MemberState.FAILED for m in members.values())",
+        "False",
     ),
     # ---- which nodes, which ranks
     _rendezvous(
         "unstable ranks",
-        "rank_assignment",
-        "key=lambda n: place[n.agent_id])",
-        "key=lambda n: -place[n.agent_id])",
+        "place[n.agent_id]",
+        "-place[n.agent_id]",
     ),
     _rendezvous(
         "ranks of nodes that stay follow the topology",
-        "rank_assignment",
         "_behind_their_places(staying, _side_by_side(joining, topology), topology)",
         "_side_by_side([*staying, *joining], topology)",
     ),
     _rendezvous(
         "ranks follow the index only",
-        "rank_assignment",
         "_behind_their_places(staying, _side_by_side(joining, topology), topology)",
         "staying + joining",
     ),
     _rendezvous(
         "joining nodes have the last ranks",
-        "rank_assignment",
         "_behind_their_places(staying, _side_by_side(joining, topology), topology)",
         "staying + _side_by_side(joining, topology)",
     ),
     _rendezvous(
         "a joining node goes before the first of its place",
-        "rank_assignment",
-        "(stays, *behind.get(at, ()))]",
-        "(*behind.get(at, ()), stays)]",
+        "stays, *behind.get(at, ())",
+        "*behind.get(at, ()), stays",
     ),
-    _rendezvous("all nodes join, also beyond the target", "rank_assignment", "n.index))[:size]", "n.index))"),
+    _rendezvous(
+        "all nodes join, also beyond the target",
+        "sorted(pool, key=lambda n: (n.index >= desired_pods, n.agent_id not in place, n.index))[:size]",
+        "sorted(pool, key=lambda n: (n.index >= desired_pods, n.agent_id not in place, n.index))",
+    ),
     _rendezvous(
         "a node with an older round joins the next one",
-        "queries",
-        "or agent.stale_round is not None or departure",
-        "or departure",
+        "node.disconnected_at is not None or node.stale_round is not None or departure_reason(state, node)",
+        "node.disconnected_at is not None or departure_reason(state, node)",
     ),
     _rendezvous(
         "two nodes suffice where three are needed",
-        "round_start",
-        "if has_survivor and len(ready) >= state.settings.min_nodes:",
-        "if has_survivor and len(ready) >= state.settings.min_nodes - 1:",
+        "len(ready) >= state.settings.min_nodes",
+        "len(ready) >= state.settings.min_nodes - 1",
     ),
     _rendezvous(
         "spares stay standbys",
-        "rank_assignment",
-        "preferred = sorted(pool,",
-        "preferred = sorted((n for n in pool if not place or n.agent_id in place) if len(place) > 1 else pool,",
+        "sorted(pool, key=lambda n: (n.index >= desired_pods, n.agent_id not in place, n.index))",
+        "sorted((n for n in pool if not place or n.agent_id in place) if len(place) > 1 else pool, "
+        "key=lambda n: (n.index >= desired_pods, n.agent_id not in place, n.index))",
     ),
     # ---- ends of machines
     _rendezvous(
         "a node that connects is not sent when its machine ends",
-        "apply_event",
-        "node_ends.known_ends(decision.state, [agent] if agent is not None else [], now)",
+        "node_ends.known_ends(decision.state, [node] if node is not None else [], now)",
         "()",
     ),
     _rendezvous(
         "the operator's clock is taken for the coordinator's",
-        "node_ends",
         "now + pod.time - view.sent_at",
         "pod.time",
     ),
     _rendezvous(
         "a standby store that takes over forgets when machines end",
-        "standby_store",
-        "node_ends.known_ends(decision.state, decision.state.agents.values(), now)",
+        "node_ends.known_ends(decision.state, decision.state.nodes.values(), now)",
         "()",
     ),
     # ---- messages and links
     _rendezvous(
         "messages of an old round count",
-        "agent_messages",
-        "if round_ is None or message.round != round_.id:\n        return state\n    member",
-        "if round_ is None:\n        return state\n    member",
+        "round_ is None or message.round != round_.id",
+        "round_ is None",
     ),
     _rendezvous(
         "an older view of the operator is applied",
-        "operator_views",
-        "if (view.lease, view.sequence) <= (state.operator_view.lease, state.operator_view.sequence):",
-        "if False:",
+        "(view.lease, view.sequence) <= (state.operator_view.lease, state.operator_view.sequence)",
+        "False",
     ),
     _rendezvous(
         "a closed store goes on",
-        "apply_event",
-        "return RoundDecision(replace(state, newer_store=incarnation), reason=reason)",
-        "return RoundDecision(state, reason=reason)",
+        "replace(state, newer_store=incarnation)",
+        "state",
     ),
     _rendezvous(
         "a reconnected member is not sent what it missed",
-        "announcements",
-        "return RoundDecision(state, (SendToAgent(agent.agent_id, end),), reason)",
-        "return RoundDecision(state, (), reason)",
+        "RoundDecision(state, (SendToNode(node.agent_id, end),), reason)",
+        "RoundDecision(state, (), reason)",
     ),
     _rendezvous(
         "a member that leaves is displaced by the pod that replaces it",
-        "announcements",
-        "return newer or (other.incarnation < agent.incarnation and _must_stop(state, other))",
-        "return newer",
+        "newer or other.incarnation < node.incarnation and _must_stop(state, other)",
+        "newer",
     ),
     _rendezvous(
         "a node with an older round is not sent the end of it",
-        "announcements",
-        "    if last is not None and last.state is not MemberState.STOPPED:\n        return stop_stale_round",
-        "    if False:\n        return stop_stale_round",
+        "last is not None and last.state is not MemberState.STOPPED",
+        "False",
     ),
     # ---- batches
     _rendezvous(
         "any announcement may wait in a batch",
-        "event_batch",
-        "return _announcement_may_wait(state, round_, event.agent_id, event.message)",
-        "return True",
+        "_announcement_may_wait(state, round_, event.agent_id, event.message)",
+        "True",
     ),
     _rendezvous(
         "any message of a member may wait in a batch",
-        "event_batch",
-        "return agent.disconnected_at is None and _message_may_wait(state, round_, member, event, counts)",
-        "return True",
+        "node.disconnected_at is None and _message_may_wait(state, round_, member, event, counts)",
+        "True",
     ),
     _rendezvous(
         "recovery waits for the whole batch",
-        "event_batch",
-        "return not due and counts.connected + 1 < wanted",
-        "return True",
+        "not due and counts.connected + 1 < wanted",
+        "True",
     ),
     # ---- a lost store
     _rendezvous(
         "a round is restored without a missing member",
-        "store_recovery",
-        "if newest is not None and len(found) == size:",
-        "if newest is not None and len(found) >= size - 1:",
+        "len(found) == size",
+        "len(found) >= size - 1",
     ),
     _rendezvous(
         "failures that a recovering store is sent are forgotten",
-        "store_recovery",
-        "if not isinstance(message, WorkersFailed):\n        return state",
-        "if True:\n        return state",
+        "not isinstance(message, WorkersFailed)",
+        "True",
     ),
     _rendezvous(
         "succeeded nodes run again before the operator has answered",
-        "store_recovery",
-        "if found and not state.operator_seen and all(",
-        "if False and all(",
+        "found and not state.operator_seen and all(one or m.state is MemberState.SUCCEEDED for m in found.values())",
+        "False and all(one or m.state is MemberState.SUCCEEDED for m in found.values())",
     ),
     _rendezvous(
         "an outcome from the operator is not adopted",
-        "job_outcome",
-        "if finish is None or state.outcome is not None:",
-        "if True or finish is None:",
+        "finish is None or state.outcome is not None",
+        "True or finish is None",
     ),
     # ---- confirmations
     _rendezvous(
         "a confirmation never expires",
-        "confirmation",
-        "if state.confirmed_until is None or now >= state.confirmed_until:",
-        "if state.confirmed_until is None:",
+        "state.confirmed_until is None or now >= state.confirmed_until",
+        "state.confirmed_until is None",
     ),
     _rendezvous(
         "no confirmation is needed",
-        "confirmation",
-        "if not (state.operator_seen or state.successor) or not _lacks_majority(state):",
-        "if True:",
+        "not (state.operator_seen or state.successor) or not _half_missing(state)",
+        "True",
     ),
     _rendezvous(
         "a confirmation for half of the nodes holds for any number",
-        "confirmation",
-        "return state.confirmed_half and not _exactly_half_missing(state)",
-        "return False",
+        "state.confirmed_half and not _exactly_half_missing(state)",
+        "False",
     ),
     _rendezvous(
         "half of the nodes suffice without a confirmation",
-        "round",
-        "return self.missing > 0 and 2 * self.missing >= self.size",
-        "return self.missing > 0 and 2 * self.missing > self.size",
+        "2 * self.missing >= self.size",
+        "2 * self.missing > self.size",
     ),
     _rendezvous(
         "a confirmation of an older request counts",
-        "confirmation",
-        "if state.confirmation_requested_at is None or view.confirmed_request != open_request(state):",
-        "if state.confirmation_requested_at is None or not view.confirmed_request:",
+        "view.confirmed_request != open_request(state)",
+        "not view.confirmed_request",
     ),
     # ---- the standby store
     _rendezvous(
         "a standby store takes over with half of the nodes",
-        "standby_store",
-        "not state.restarted and 2 * connected > size",
-        "not state.restarted and connected and 2 * connected >= size",
+        "state.operator_seen and not state.restarted and 2 * connected > size",
+        "state.operator_seen and not state.restarted and connected and 2 * connected >= size",
     ),
     _rendezvous(
         "a standby store takes over with an older round",
-        "store_recovery",
-        "if newest is None or state.is_outdated(newest):",
-        "if newest is None:",
+        "newest is None or state.is_outdated(newest)",
+        "newest is None",
     ),
     # ---- the agent
-    _machine(
+    _agent(
         "success with one worker still running",
-        "    if state.running_ranks:\n        return AgentDecision(state)\n",
+        "if state.running_ranks:\n    return AgentDecision(state)",
         "",
     ),
-    _machine(
+    _agent(
         "a greeting forgets the failure",
-        "if state.assignment and state.failure:\n        messages",
-        "if False:\n        messages",
+        "state.assignment and state.failure",
+        "False",
     ),
-    _machine(
+    _agent(
         "a cut-off node goes on",
-        "return AgentDecision(replace(state, frozen=True), (FreezeWorkers(True), log))",
-        "return AgentDecision(state, (log,))",
+        "AgentDecision(replace(state, frozen=True), (FreezeWorkers(True), log))",
+        "AgentDecision(state, (log,))",
     ),
-    _machine(
+    _agent(
         "a node that ends on plan reports success",
-        "    if state.stopped_as_planned:\n        return _stop(state, state.stop_grace)\n",
+        "if state.stopped_as_planned:\n    return _stop(state, state.stop_grace)",
         "",
     ),
-    _machine(
+    _agent(
         "a new round starts while the last one runs",
-        "if state.phase is not AgentPhase.IDLE:\n        stopped",
-        "if False:\n        stopped",
+        "state.phase is not AgentPhase.IDLE",
+        "False",
+        within="_start",
     ),
-    _machine(
+    _agent(
         "the workers stop at a last step that they have passed",
-        "if round_id != state.round or state.phase is not AgentPhase.RUNNING:\n        return AgentDecision(state)\n"
-        "    stopped = _stop(state, max(",
-        "if True:\n        return AgentDecision(state)\n    stopped = _stop(state, max(",
+        "round_id != state.round or state.phase is not AgentPhase.RUNNING",
+        "True",
+        within="_last_step_missed",
     ),
     # ---- the operator
-    _plan(
+    _operator(
         "the operator's budget is off by one",
-        "budget",
-        "if window.count >= spec.max_restarts:",
-        "if window.count > spec.max_restarts:",
+        "window.count >= spec.max_restarts",
+        "window.count > spec.max_restarts",
     ),
-    _plan(
+    _operator(
         "the operator counts a round again",
-        "context",
-        "sorted((e for e in ended if charged is None or e.round > charged), key=lambda e: e.round)",
-        "sorted((e for e in ended if charged is None or e.round >= charged), key=lambda e: e.round)",
+        "e.round > charged",
+        "e.round >= charged",
     ),
-    _plan(
+    _operator(
         "the operator charges every ended round",
-        "budget",
-        "if (rule is None and not ended.charged) or _excused(ended.failure, decisions):",
-        "if _excused(ended.failure, decisions):",
+        "rule is None and not ended.charged or _excused(ended.failure, decisions)",
+        "_excused(ended.failure, decisions)",
     ),
-    _plan(
+    _operator(
         "scaling down deletes the lowest index",
-        "workers",
         "{(index, incarnations[index]) for index in ctx.indices}",
-        "set(list(enumerate(incarnations))[-ctx.spec.settings.desired_pods :])",
+        "set(list(enumerate(incarnations))[-ctx.spec.settings.desired_pods:])",
     ),
-    _plan(
+    _operator(
         "pods below the target are deleted",
-        "workers",
-        'elif unwanted and newest_ended.get(pod.index) != pod.uid:',
-        "elif (unwanted or pod.index == 0) and newest_ended.get(pod.index) != pod.uid:",
+        "unwanted and newest_ended.get(pod.index) != pod.uid",
+        "(unwanted or pod.index == 0) and newest_ended.get(pod.index) != pod.uid",
     ),
-    _plan(
+    _operator(
         "a confirmation while an older store runs",
-        "store_confirmation",
-        "    if not older:\n        return report.confirmation_request\n",
-        "    if True:\n        return report.confirmation_request\n",
+        "if not older:\n    return report.confirmation_request",
+        "if True:\n    return report.confirmation_request",
     ),
-    _plan(
+    _operator(
         "a lost store is not replaced",
-        "stores",
-        '    if refusal is None:\n        return _succeed(ctx, f"{name} no longer exists")\n',
-        "    if refusal is None:\n        return StorePlan(current, None, Actions())\n",
+        "_succeed(ctx, f'{name} no longer exists')",
+        "StorePlan(current, None, Actions())",
     ),
-    _plan(
+    _operator(
         "a pod is created before its predecessor has ended",
-        "workers",
-        "if older := _older(ctx, decision, new):",
-        "if older := ():",
+        "_older(ctx, decision, new)",
+        "()",
     ),
     # ---- steps of size
     _contract(
         "an off-step target is rounded up",
-        "round_settings",
-        "return nodes - (nodes - low) % increment",
-        "return nodes + (low - nodes) % increment",
+        "nodes - (nodes - low) % increment",
+        "nodes + (low - nodes) % increment",
     ),
     _contract(
         "a round takes every node up to the target",
-        "round_settings",
-        "return allowed_size(min(nodes, self.target), self.min_nodes, self.increment)",
-        "return min(nodes, self.target)",
+        "allowed_size(min(nodes, self.target), self.min_nodes, self.increment)",
+        "min(nodes, self.target)",
     ),
     _rendezvous(
         "a round ends for any joining node",
-        "round_size",
-        "    if places <= 0:\n",
-        "    if free <= 0 or not joining:\n",
+        "if places <= 0:\n"
+        "    return None if state.joiners_since is None else RoundDecision(replace(state, "
+        "joiners_since=None))",
+        "if free <= 0 or not joining:\n"
+        "    return None if state.joiners_since is None else RoundDecision(replace(state, "
+        "joiners_since=None))",
     ),
     # ---- failure rules
     _contract(
         "rules are tried in reverse order",
-        "failure_rules",
-        "return next((rule for rule in rules if rule.matches(",
-        "return next((rule for rule in tuple(rules)[::-1] if rule.matches(",
+        "(rule for rule in rules if rule.matches(exit_code, reasons, conditions))",
+        "(rule for rule in tuple(rules)[::-1] if rule.matches(exit_code, reasons, conditions))",
     ),
     _contract(
         "the first rule is never tried",
-        "failure_rules",
-        "return next((rule for rule in rules if rule.matches(",
-        "return next((rule for rule in tuple(rules)[1:] if rule.matches(",
+        "(rule for rule in rules if rule.matches(exit_code, reasons, conditions))",
+        "(rule for rule in tuple(rules)[1:] if rule.matches(exit_code, reasons, conditions))",
     ),
     _contract(
         "NotIn selects what In selects",
-        "failure_rules",
-        "return exit_code is not None and found is (self.operator is ExitCodeOperator.IN)",
-        "return found",
+        "exit_code is not None and found is (self.operator is ExitCodeOperator.IN)",
+        "found",
     ),
     _contract(
         "a signal has no exit code",
-        "failure_rules",
-        "    if exit_code is not None or signal_name not in signal.Signals.__members__:\n",
-        "    if True:\n",
+        "exit_code is not None or signal_name not in signal.Signals.__members__",
+        "True",
     ),
     _rendezvous(
         "what a rule ignores is charged",
-        "round_conclusion",
-        "counts = rule.action not in UNCOUNTED_ACTIONS",
-        "counts = True",
+        "rule.action not in UNCOUNTED_ACTIONS",
+        "True",
     ),
     _rendezvous(
         "FailJob restarts the workers",
-        "round_conclusion",
-        "failed_by_rule = ended.action is FailureAction.FAIL_JOB",
-        "failed_by_rule = False",
+        "ended.action is FailureAction.FAIL_JOB",
+        "False",
     ),
-    _plan(
+    _operator(
         "the operator charges what a rule ignores",
-        "budget",
-        "        case FailureAction.IGNORE:\n            return budget.record(record, matched)",
-        "        case FailureAction.IGNORE:\n            return budget.charge(ctx.spec, failure)",
+        "case FailureAction.IGNORE:\n    return budget.record(record, matched)",
+        "case FailureAction.IGNORE:\n    return budget.charge(ctx.spec, failure)",
     ),
-    _plan(
+    _operator(
         "the operator counts what a rule ignores as a restart",
-        "budget",
-        "        case FailureAction.IGNORE:\n            return budget.record(record, matched)",
-        "        case FailureAction.IGNORE:\n"
-        "            return budget.restart_uncounted(outage).record(record, matched)",
+        "case FailureAction.IGNORE:\n    return budget.record(record, matched)",
+        "case FailureAction.IGNORE:\n    return budget.restart_uncounted(outage).record(record, matched)",
     ),
-    _plan(
+    _operator(
         "a pod that FailJob matches is replaced",
-        "budget",
-        "failed_by_rule=budget.failed_by_rule or record",
-        "failed_by_rule=budget.failed_by_rule",
+        "budget.failed_by_rule or record",
+        "budget.failed_by_rule",
     ),
     # ---- the restart window
     _contract(
         "the restart window never ends",
-        "restart_window",
-        "return RestartWindow() if seconds and time >= self.start + seconds else self",
-        "return self",
+        "RestartWindow() if seconds and time >= self.start + seconds else self",
+        "self",
     ),
     _contract(
         "each restart begins the restart window again",
-        "restart_window",
-        "return RestartWindow(now.count + 1, now.start if now.count else time)",
-        "return RestartWindow(now.count + 1, time)",
+        "now.start if now.count else time",
+        "time",
     ),
     _contract(
         "a new restart window goes on with the old count",
-        "restart_window",
-        "return RestartWindow(now.count + 1, now.start if now.count else time)",
-        "return RestartWindow(self.count + 1, now.start if now.count else time)",
+        "now.count + 1",
+        "self.count + 1",
     ),
-    _plan(
+    _operator(
         "the operator does not see the end of the restart window",
-        "budget",
-        "window = self.window.at(failure.time, spec.restart_window)",
-        "window = self.window",
+        "self.window.at(failure.time, spec.restart_window)",
+        "self.window",
     ),
     # ---- restartStrategy Recreate, successPolicy Any
     _rendezvous(
         "Recreate keeps one pod of the round",
-        "round_conclusion",
-        "return dict.fromkeys((m.pod for m in round_.members.values()), why)",
-        "return dict.fromkeys((m.pod for m in tuple(round_.members.values())[1:]), why)",
+        "(m.pod for m in round_.members.values())",
+        "(m.pod for m in tuple(round_.members.values())[1:])",
     ),
     _rendezvous(
         "Recreate keeps the pods that a lost node leaves",
-        "round_conclusion",
-        "fault = ended.reason in (EndReason.WORKER_FAILED, EndReason.AGENT_LOST)",
-        "fault = ended.reason is EndReason.WORKER_FAILED",
+        "ended.reason in (EndReason.WORKER_FAILED, EndReason.AGENT_LOST)",
+        "ended.reason is EndReason.WORKER_FAILED",
     ),
     _rendezvous(
         "Any waits for all members",
-        "round_conclusion",
-        "if state.settings.success_policy is SuccessPolicy.ANY:",
-        "if False:",
+        "if state.settings.success_policy is SuccessPolicy.ANY:\n"
+        "    return _declare_success_of_one(state, round_, now)",
+        "if False:\n    return _declare_success_of_one(state, round_, now)",
     ),
     _rendezvous(
         "Any ends the job at the first failure",
-        "round_conclusion",
-        "next((m.pod for m in round_.members.values() if m.state is MemberState.SUCCEEDED), None)",
-        "next((m.pod for m in round_.members.values() if m.state.value in ('Succeeded', 'Failed')), None)",
+        "(m.pod for m in round_.members.values() if m.state is MemberState.SUCCEEDED)",
+        "(m.pod for m in round_.members.values() if m.state.value in ('Succeeded', 'Failed'))",
     ),
     # ---- a cluster without room, a suspended job
-    _plan(
+    _operator(
         "a job without room has a target below its minimum",
-        "capacity",
-        "room = min(spec.target, max(spec.min_replicas, spec.settings.desired_pods - len(missing.indices)))",
-        "room = min(spec.target, spec.settings.desired_pods - len(missing.indices))",
+        "max(spec.min_replicas, spec.settings.desired_pods - len(missing.indices))",
+        "spec.settings.desired_pods - len(missing.indices)",
     ),
-    _plan(
+    _operator(
         "pods without room are never asked for again",
-        "capacity",
-        "return frozenset() if placed else indices",
-        "return indices",
+        "frozenset() if placed else indices",
+        "indices",
     ),
-    Mutant(
+    _operator(
         "all pods without room are withdrawn",
-        f"{OPERATOR}/model/job/status.py",
-        "return self.indices - {min(self.indices)}",
-        "return self.indices",
+        "self.indices - {min(self.indices)}",
+        "self.indices",
     ),
-    _plan(
+    _operator(
         "pods that were given back are never asked for again",
-        "capacity",
-        "return before if ctx.now < _retry_at(ctx, before, before.since) else BackOff(before.attempts)",
-        "return before",
+        "before if ctx.now < _retry_at(ctx, before, before.since) else BackOff(before.attempts)",
+        "before",
     ),
-    _plan(
+    _operator(
         "a round does not end the row of times that pods were given back",
-        "capacity",
-        "if ctx.spec.wait_for_min is None or world.formed or world.is_new_round:",
-        "if ctx.spec.wait_for_min is None:",
+        "ctx.spec.wait_for_min is None or world.formed or world.is_new_round",
+        "ctx.spec.wait_for_min is None",
     ),
-    _plan(
+    _operator(
         "a job resumes before its pods have ended",
-        "suspension",
-        "return _must_wait(ctx) or (_anything_left(ctx) if was_suspended(ctx) else has_changed(ctx))",
-        "return _must_wait(ctx) or (not was_suspended(ctx) and has_changed(ctx))",
+        "_anything_left(ctx) if was_suspended(ctx) else has_changed(ctx)",
+        "not was_suspended(ctx) and has_changed(ctx)",
     ),
-    _plan(
+    _operator(
         "a suspended job keeps its store",
-        "suspension",
-        "return actions + delete_store_and_services(ctx, _WHY) + Actions(forced)",
-        "return actions + Actions(forced)",
+        "actions + delete_store_and_services(ctx, _WHY)",
+        "actions",
     ),
-    _plan(
+    _operator(
         "a resumed job goes on with the same execution",
-        "next_status",
-        "    if job.resumes:\n        return attempts + 1\n",
+        "if job.resumes:\n    return attempts + 1",
         "",
     ),
-    _plan(
+    _operator(
         "the stores of the next execution begin at 0 again",
-        "stores",
         "0 if ctx.status.execution_attempts <= 1 else next_incarnation(ctx)",
         "0",
     ),
     # ---- what the watches delivered
-    Mutant(
+    _operator(
         "by the cache, stores are not sent what has changed",
-        f"{OPERATOR}/reconcile/controller.py",
-        "changed = _sent(decided) != memory.sent or ",
-        "changed = ",
+        "_sent(decided) != memory.sent or decided.withheld != memory.withheld",
+        "decided.withheld != memory.withheld",
     ),
-    Mutant(
+    _operator(
         "a pod is replaced by a late view",
-        f"{OPERATOR}/plan/staleness.py",
-        "return moved or replaced or ",
-        "return moved or ",
+        "moved or replaced or new.standby_store != old.standby_store is not None or _ends(after) != _ends(before)",
+        "moved or new.standby_store != old.standby_store is not None or _ends(after) != _ends(before)",
     ),
-    Mutant(
+    _operator(
         "a failure is charged by a late view",
-        f"{OPERATOR}/plan/staleness.py",
-        "    if any(before.get(name) != after.get(name) for name in _DECISIONS):\n        return True\n",
+        "if any(before.get(name) != after.get(name) for name in _DECISIONS):\n    return True",
         "",
     ),
-    Mutant(
+    _operator(
         "pods are deleted by a late view",
-        f"{OPERATOR}/plan/staleness.py",
-        "    if not all(map(_creates, decided.actions)):\n        return True\n",
+        "if not all(map(_creates, decided.actions)):\n    return True",
         "",
     ),
-)  # fmt: skip
+)
