@@ -78,7 +78,7 @@ MUTANTS = (
     ),
     _rendezvous(
         "a lost node goes on with its state",
-        "not is_member and node.ended_in_time != node.results_ended",
+        "not is_member and agent.ended_in_time != agent.results_ended",
         "False",
     ),
     _agent(
@@ -149,13 +149,13 @@ MUTANTS = (
     ),
     _rendezvous(
         "a node that left the link is never lost",
-        "node is None or node.expired(now)",
-        "node is None",
+        "agent is None or agent.expired(now)",
+        "agent is None",
     ),
     _rendezvous(
         "a lost node joins before its workers have stopped",
-        "replace(state.nodes[agent_id], stale_round=round_.id, unresponsive=agent_id in connected)",
-        "replace(state.nodes[agent_id], stale_round=None, unresponsive=agent_id in connected)",
+        "replace(state.agents[agent_id], stale_round=round_.id, unresponsive=agent_id in connected)",
+        "replace(state.agents[agent_id], stale_round=None, unresponsive=agent_id in connected)",
     ),
     # ---- planned ends
     _rendezvous(
@@ -206,8 +206,8 @@ MUTANTS = (
     ),
     _rendezvous(
         "a node with an older round joins the next one",
-        "node.disconnected_at is not None or node.stale_round is not None or departure_reason(state, node)",
-        "node.disconnected_at is not None or departure_reason(state, node)",
+        "agent.disconnected_at is not None or agent.stale_round is not None or departure_reason(state, agent)",
+        "agent.disconnected_at is not None or departure_reason(state, agent)",
     ),
     _rendezvous(
         "two nodes suffice where three are needed",
@@ -223,7 +223,7 @@ MUTANTS = (
     # ---- ends of machines
     _rendezvous(
         "a node that connects is not sent when its machine ends",
-        "node_ends.known_ends(decision.state, [node] if node is not None else [], now)",
+        "node_ends.known_ends(decision.state, [agent] if agent is not None else [], now)",
         "()",
     ),
     _rendezvous(
@@ -233,7 +233,7 @@ MUTANTS = (
     ),
     _rendezvous(
         "a standby store that takes over forgets when machines end",
-        "node_ends.known_ends(decision.state, decision.state.nodes.values(), now)",
+        "node_ends.known_ends(decision.state, decision.state.agents.values(), now)",
         "()",
     ),
     # ---- messages and links
@@ -254,12 +254,12 @@ MUTANTS = (
     ),
     _rendezvous(
         "a reconnected member is not sent what it missed",
-        "RoundDecision(state, (SendToNode(node.agent_id, end),), reason)",
+        "RoundDecision(state, (SendToAgent(agent.agent_id, end),), reason)",
         "RoundDecision(state, (), reason)",
     ),
     _rendezvous(
         "a member that leaves is displaced by the pod that replaces it",
-        "newer or other.incarnation < node.incarnation and _must_stop(state, other)",
+        "newer or other.incarnation < agent.incarnation and _must_stop(state, other)",
         "newer",
     ),
     _rendezvous(
@@ -275,7 +275,7 @@ MUTANTS = (
     ),
     _rendezvous(
         "any message of a member may wait in a batch",
-        "node.disconnected_at is None and _message_may_wait(state, round_, member, event, counts)",
+        "agent.disconnected_at is None and _message_may_wait(state, round_, member, event, counts)",
         "True",
     ),
     _rendezvous(
@@ -312,7 +312,7 @@ MUTANTS = (
     ),
     _rendezvous(
         "no confirmation is needed",
-        "not (state.operator_seen or state.successor) or not _half_missing(state)",
+        "not (state.operator_seen or state.successor) or not _lacks_majority(state)",
         "True",
     ),
     _rendezvous(
