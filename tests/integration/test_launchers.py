@@ -47,6 +47,19 @@ for word in ("first", "second"):
     config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=1, rdzv_backend="c10d", rdzv_endpoint="localhost:0")
     assert elastic_launch(config, train)(word) == {int(os.environ["RANK"]): word}
 """
+TWO_GROUPS = """
+import torch.distributed as dist
+
+for word in ("first", "second"):
+    store, rank, world = next(dist.rendezvous("env://"))
+    print("found", store.check([f"address of {rank}"]), flush=True)
+    store.set(f"address of {rank}", word)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    dist.barrier()
+    print("trained", word, "as", rank, "of", world, flush=True)
+    dist.destroy_process_group()
+"""
+"""Each group looks for what the one before it has left in the store of the round."""
 OWN_RANKS = """
 import os, subprocess, sys
 ranks = [
@@ -96,6 +109,7 @@ def run_job(folder: Path, command: list[str], **spec: Any) -> LocalRun:
     for name, text in {
         "train.py": TRAIN, "driver.py": DRIVER, "in_process.py": IN_PROCESS, "function.py": FUNCTION,
         "own_ranks.py": OWN_RANKS, "helpers.py": HELPERS, "caught.py": CAUGHT,
+        "two_groups.py": TWO_GROUPS,
         "stage.sh": f"#!/bin/bash\nset -e\n{TORCHRUN} --standalone train.py from a file\n",
     }.items():  # fmt: skip
         (folder / name).write_text(text)
@@ -143,6 +157,14 @@ def test_a_launcher_trains_in_the_world_of_the_job(
             assert f"trained {word} as {rank} of 2".replace("  ", " ") in run.text
     assert run.text.count("trained") == 2 * len(words), run.text
     assert run.text.count("the driver goes on") == (2 if "in_process.py" in command else 0)
+
+
+@pytest.mark.torch
+def test_a_group_does_not_find_what_another_group_of_its_process_has_left(tmp_path: Path) -> None:
+    with run_job(tmp_path, [sys.executable, "two_groups.py"], preload=WARM) as run:
+        assert run.exit_code() == 0, run.text
+    assert "found True" not in run.text, run.text
+    assert run.text.count("trained second") == 2, run.text
 
 
 @pytest.mark.torch

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 PATCHES = {
     "torch.distributed.rendezvous": ("without_libuv.create_without_libuv", "stages.separate_stages"),
     "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend": ("without_libuv.create_without_libuv",),
-    "torch.distributed.distributed_c10d": ("one_world.check_groups",),
+    "torch.distributed.distributed_c10d": ("one_world.check_groups", "stages.count_groups"),
     "torch.distributed.launcher.api": ("launchers.replace_agent",),
 }
 """The functions of this folder's modules that patch a module of torch."""

@@ -1,9 +1,10 @@
-"""The store of a round: only its ranks meet there, and programs that follow each other in one worker do so apart.
+"""The store of a round: groups that follow each other in one worker meet there under names of their own.
 
-A shell may run `torchrun prepare.py && torchrun train.py`, or start Python twice. All of them have the store of one
-round, where the second one would find the keys of the first: its ranks would connect to processes that have ended, and
-hang. So each process after the first one gets a prefix of its own there. All ranks run the same commands: they count
-alike.
+A shell may run `torchrun prepare.py && torchrun train.py`, and a program may destroy its process group and form another
+one. All of them have the store of one round, where the second group would find the keys of the first: its ranks would
+connect to addresses at which no process listens any more, and fail or hang. So the store counts the groups of each rank, and
+each group after the first one gets a prefix with its number. All ranks run the same program, so they count alike. Each
+round has a new store, so ranks that stay and ranks that start in a round agree too.
 """
 
 from __future__ import annotations
@@ -20,9 +21,12 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
+_forming: tuple[int, int] | None = None
+"""Process id, and number of the group that has got a store and is not formed yet."""
+
 
 def separate_stages(module: ModuleType) -> None:
-    """Give the store of torch.distributed.rendezvous the prefix of this process."""
+    """Give the store of torch.distributed.rendezvous the prefix of the group that gets it."""
     create = getattr(module, "_create_c10d_store", None)
     if create is None:
         cannot_patch("_create_c10d_store")
@@ -32,11 +36,27 @@ def separate_stages(module: ModuleType) -> None:
     def _create_c10d_store(hostname: str, port: int, rank: int, world_size: int, *args: Any, **named: Any) -> Any:
         check_world(rank, world_size)  # ranks of another launcher would wait for a store that no process serves
         store = create(hostname, port, rank, world_size, *args, **named)
-        if not _is_of_round(hostname, port) or (stage := _stage(os.environ.get("TORCHELASTIC_ERROR_FILE", ""))) == 0:
+        if not _is_of_round(hostname, port) or (stage := _stage(store, rank)) == 0:
             return store
         return sys.modules["torch.distributed"].PrefixStore(f"stage_{stage}", store)
 
     module._create_c10d_store = _create_c10d_store  # type: ignore[attr-defined]
+
+
+def count_groups(module: ModuleType) -> None:
+    """Let the next store that torch.distributed.rendezvous creates after a default process group be for another one."""
+    update = getattr(module, "_update_default_pg", None)
+    if update is None:
+        return
+
+    @functools.wraps(update)
+    def _update_default_pg(group: Any) -> None:
+        update(group)
+        if group is not None and module.get_backend(group) != "fake":
+            global _forming
+            _forming = None
+
+    module._update_default_pg = _update_default_pg  # type: ignore[attr-defined]
 
 
 def _is_of_round(hostname: str, port: int) -> bool:
@@ -46,20 +66,13 @@ def _is_of_round(hostname: str, port: int) -> bool:
     return served and (hostname, str(port)) == (given.get("MASTER_ADDR"), given.get("MASTER_PORT"))
 
 
-def _stage(error_file: str) -> int:
-    """Return how many processes of this worker formed a group in this round before this one.
+def _stage(store: Any, rank: int) -> int:
+    """Return how many groups of this rank got the round's store before the one that is being formed.
 
-    `error_file`: of this worker in this round. The file beside it has a line for each of the processes. A worker that
-    may not write there, because it has dropped its privileges, counts none, as the other ranks do.
+    A process that tries again to form a group keeps its number, unless the store is that of another round.
     """
-    own = f"{os.getpid()}\n"
-    try:
-        with open(f"{error_file}.groups", "a+") as file:
-            file.seek(0)
-            before = file.readlines()
-            if own in before:
-                return before.index(own)
-            file.write(own)
-            return len(before)
-    except OSError:
-        return 0
+    global _forming
+    key = f"groups_of_rank_{rank}"
+    if _forming is None or _forming[0] != os.getpid() or not store.check([key]):
+        _forming = (os.getpid(), store.add(key, 1) - 1)
+    return _forming[1]
