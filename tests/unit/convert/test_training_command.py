@@ -125,7 +125,19 @@ def test_a_script_of_several_commands_runs_in_each_worker(script: str, noted: bo
         ("python train.py", None, 4, 1, "it runs once in each pod"),
         ("python train.py", "1", 4, 1, "it runs once in each pod"),
         ("python train.py", "4", 4, 4, "elasticjob starts the command 4 times on each node"),
-        ("deepspeed train.py", "4", 4, 1, "deepspeed starts workers of its own"),
+        ("deepspeed train.py", "4", 4, 4, ""),
+        ("accelerate launch --num_processes=8 train.py", None, 4, None, ""),
+        ("mpirun -np 8 python train.py", "4", 4, 1, "mpirun starts ranks of its own, which the job does not restart"),
+        ("env srun train.py", "4", 4, 1, "srun starts ranks of its own"),
+        ("colossalai run train.py", "4", 4, 1, "colossalai starts workers of its own"),
+        ("hyperpodrun --nproc_per_node=8 --server-port 1 train.py", None, 4, 8, "--server-port without effect"),
+        (
+            "ft_launcher --ft-cfg_path a --nproc_per_node=8 train.py",
+            None,
+            4,
+            8,
+            "torchrun is in its place; --ft-cfg-path",
+        ),
     ],
 )
 def test_workers(command: str, field: str | None, gpus: int, written: int | str | None, note: str) -> None:
@@ -137,6 +149,15 @@ def test_workers(command: str, field: str | None, gpus: int, written: int | str 
     put_workers(draft, trained, field, "spec.nprocPerNode", notes)
     assert draft.get("nprocPerNode") == written
     assert [note in str(line) for line in notes.items] == ([True] if note else []), notes
+
+
+def test_the_time_out_of_ft_launcher_is_that_of_the_hang_policy() -> None:
+    words = "ft_launcher --nnodes=2 --ft-rank-heartbeat-timeout=900.5 --ft-safety-factor 2 train.py --ft-own x"
+    found, notes = read(words.split())
+    assert found.command == ["torchrun", "train.py", "--ft-own", "x"]
+    assert found.progress_timeout == 901
+    assert "--ft-rank-heartbeat-timeout is spec.hangPolicy.progressTimeoutSeconds" in notes[0]
+    assert "--ft-safety-factor without effect" in notes[0]
 
 
 # ---- environment variables -------------------------------------------------------------------------------------------

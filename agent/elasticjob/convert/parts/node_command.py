@@ -6,11 +6,11 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 
+from elasticjob._runtime.contract.commands.launchers import SHELLS
 from elasticjob._runtime.contract.commands.python_command import base_name
 from elasticjob._runtime.contract.commands.torchrun_command import TORCHRUN_OPTIONS
 from elasticjob.convert.parts.fields import JsonObject
 
-_SHELLS = ("sh", "bash", "dash", "ash", "zsh", "ksh")
 _SHELL_SYNTAX = re.compile(r"[$`;&|<>()*?\[\]{}#~!\n]")
 """What a shell does more with than to split words."""
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
@@ -19,6 +19,10 @@ _PLACE = (
 )  # fmt: skip
 """Options of torchrun that say which node this is and where the others are."""
 _HYPERPOD = "hyperpodrun"
+_OWN_AGENTS = (_HYPERPOD, "ft_launcher")
+"""Launchers with torchrun's options, and some of their own."""
+_FT_PREFIX = "ft-"
+"""Of the options that only ft_launcher has; each has a value."""
 _HYPERPOD_OPTIONS = (
     "server-host", "server-port", "server-log-level", "server-shutdown-timeout", "pre-train-script", "pre-train-args",
     "post-train-script", "post-train-args",
@@ -44,12 +48,23 @@ def plain_command(container: JsonObject, env: Mapping[str, str]) -> tuple[JsonOb
     kept, _ = _without(own[1:], _PLACE)
     kept, lost = _without(kept, _HYPERPOD_OPTIONS)
     rest = {name: value for name, value in container.items() if name != "args"}
-    return {**rest, "command": [own[0], *kept]}, lost
+    return {**rest, "command": [own[0], *kept]}, list(lost)
+
+
+def as_torchrun(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Return the command with torchrun in place of hyperpodrun or ft_launcher, and the options that only these have.
+
+    Any other command stays. The options have their values by their long names, such as `--ft-rank-heartbeat-timeout`.
+    """
+    if base_name(words[0]) not in _OWN_AGENTS:
+        return list(words), {}
+    kept, own = _without(words[1:], _HYPERPOD_OPTIONS)
+    return ["torchrun", *kept], own
 
 
 def _script_words(words: Sequence[str], env: Mapping[str, str]) -> list[str] | None:
     """Return the words of a script that only starts torchrun or hyperpodrun; None for any other command."""
-    if len(words) != 3 or base_name(words[0]) not in _SHELLS or not re.fullmatch(r"-[a-z]*c", words[1]):
+    if len(words) != 3 or base_name(words[0]) not in SHELLS or not re.fullmatch(r"-[a-z]*c", words[1]):
         return None
     script = re.sub(r"^exec\s+", "", words[2].replace("\\\n", " ").strip())
     if "\n" in script:  # a second command, which shlex would take for arguments of the first
@@ -71,16 +86,14 @@ def _script_words(words: Sequence[str], env: Mapping[str, str]) -> list[str] | N
     return [found[0], *expanded] if is_simple and "'" not in script else None
 
 
-def _without(words: Sequence[str], names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the words without these options before the program, and the names of those that were there."""
-    kept, found, rest = list[str](), list[str](), list(words)
+def _without(words: Sequence[str], names: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Return the words without these options and those of ft_launcher before the program, and the options' values."""
+    kept, found, rest = list[str](), dict[str, str](), list(words)
     while rest and rest[0].startswith("-"):
         word = rest.pop(0)
-        name, equals, _ = word.lstrip("-").replace("_", "-").partition("=")
-        if word.startswith("--") and name in names:
-            found.append(f"--{name}")
-            if not equals and rest:
-                rest.pop(0)
+        name, equals, value = word.lstrip("-").replace("_", "-").partition("=")
+        if word.startswith("--") and (name in names or name.startswith(_FT_PREFIX)):
+            found[f"--{name}"] = value if equals or not rest else rest.pop(0)
             continue
         kept.append(word)
         if not equals and rest and not rest[0].startswith("-") and name not in _FLAGS:

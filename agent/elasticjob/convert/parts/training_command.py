@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from elasticjob._runtime.contract.commands.launchers import (
+    REPLACED_LAUNCHERS,
+    find_refused_launcher,
+    shell_script,
+)
 from elasticjob._runtime.contract.commands.python_command import base_name, expand_variables
 from elasticjob._runtime.contract.commands.torchrun_command import (
     NPROC_PER_NODE,
@@ -17,11 +23,12 @@ from elasticjob._runtime.contract.commands.torchrun_command import (
     torchrun_call,
 )
 from elasticjob.convert.parts.fields import Notes
+from elasticjob.convert.parts.node_command import as_torchrun
 
 _NNODES, _MAX_RESTARTS, _USE_ENV = "nnodes", "max-restarts", "use-env"
 _READ = (NPROC_PER_NODE, _NNODES, _MAX_RESTARTS)
-_SHELLS = ("sh", "bash", "dash", "ash", "zsh", "ksh")
-_LAUNCHERS = ("accelerate", "deepspeed", "mpirun", "horovodrun", "colossalai")
+_OTHER_LAUNCHERS = ("horovodrun", "colossalai")
+_HEARTBEAT = "--ft-rank-heartbeat-timeout"
 _VARIABLE = re.compile(r"\$\([A-Za-z_][A-Za-z0-9_.-]*\)")
 _SHELL_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _SHELL_TORCHRUN = re.compile(
@@ -41,7 +48,11 @@ class TrainingCommand:
     options: Mapping[str, str] = field(default_factory=dict)
     """Of torchrun's options: nproc-per-node, nnodes and max-restarts, with the container's variables expanded."""
     starts_workers: bool = False
-    """Whether another launcher than torchrun starts the workers."""
+    """Whether a launcher that elasticjob does not know starts the workers."""
+    becomes_rank: bool = False
+    """Whether another launcher than torchrun becomes the rank that it runs in."""
+    progress_timeout: int | None = None
+    """Seconds without progress after which the command's own agent would have restarted the workers."""
 
 
 def read_command(
@@ -55,19 +66,48 @@ def read_command(
     where = f"{path}.{'command' if command else 'args'}"
     if not command or not all(isinstance(word, str) for word in words):
         return TrainingCommand(command, args)  # the check of the whole job has a sentence for it
-    if (script := _shell_script(words)) is not None:
+    plain, own_options = as_torchrun(words)
+    if plain != words:
+        notes.add(where, _about_own_agent(base_name(words[0]), own_options))
+        found = _read_torchrun(plain, None, plain, env, where, notes)
+        return replace(found, progress_timeout=_seconds(own_options.get(_HEARTBEAT, "")))
+    if refused := find_refused_launcher(words):
+        notes.add(where, refused)
+        return TrainingCommand(command, args, starts_workers=True)
+    if (script := shell_script(words)) is not None:
         return _read_shell(command, args, script, env, where, notes)
     call = torchrun_call(words)
     if call is not None and call[2]:
         return _read_torchrun(command, args, words, env, where, notes)
-    if base_name(words[0]) in _LAUNCHERS:
+    program = base_name(words[0])
+    if program in _OTHER_LAUNCHERS:
         notes.add(
             where,
-            f"{base_name(words[0])} starts workers of its own: write the training script as the command, such as"
+            f"{program} starts workers of its own: write the training script as the command, such as"
             " [python3, train.py], and nprocPerNode, the number that elasticjob starts on each node",
         )
-        return TrainingCommand(command, args, starts_workers=True)
-    return TrainingCommand(command, args)
+    return TrainingCommand(
+        command,
+        args,
+        starts_workers=program in _OTHER_LAUNCHERS,
+        becomes_rank=program in REPLACED_LAUNCHERS,
+    )
+
+
+def _about_own_agent(program: str, options: Mapping[str, str]) -> str:
+    text = f"{program} is an elastic agent of its own: torchrun is in its place"
+    lost = [name for name in options if name != _HEARTBEAT]
+    if _HEARTBEAT in options:
+        text += f"; {_HEARTBEAT} is spec.hangPolicy.progressTimeoutSeconds, the longest time without a step"
+    return f"{text}; {', '.join(lost)} without effect" if lost else text
+
+
+def _seconds(text: str) -> int | None:
+    """Return the number of seconds, rounded up; None if it is no number."""
+    try:
+        return math.ceil(float(text))
+    except (ValueError, OverflowError):
+        return None
 
 
 def _read_torchrun(
@@ -137,18 +177,6 @@ def _replaced(text: str, replacements: Mapping[str, str]) -> str:
 
 
 # ---- shell scripts ---------------------------------------------------------------------------------------------------
-
-
-def _shell_script(words: Sequence[str]) -> str | None:
-    """Return the script of `bash -c SCRIPT`; None for any other command."""
-    if base_name(words[0]) not in _SHELLS:
-        return None
-    for i, word in enumerate(words[1:-1], start=1):
-        if not word.startswith("-"):
-            return None
-        if not word.startswith("--") and word.endswith("c"):
-            return words[i + 1]
-    return None
 
 
 def _read_shell(

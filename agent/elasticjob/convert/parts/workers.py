@@ -14,10 +14,16 @@ _RANGE = re.compile(r"([0-9]{1,4})(?::([0-9]{1,4}))?")
 
 
 def put_workers(draft: JobDraft, trained: TrainingTemplate, field: int | str | None, source: str, notes: Notes) -> None:
-    """Write nprocPerNode. `field`: the number, or `auto`, `gpu` or `cpu`, in the input at `source`; None if absent."""
+    """Write nprocPerNode, and a hangPolicy if the command had one.
+
+    `field`: the number, or `auto`, `gpu` or `cpu`, in the input at `source`; None if absent.
+    """
     asked = trained.command.options.get(NPROC_PER_NODE) or trained.env.get("PET_NPROC_PER_NODE") or field
     number = int(str(asked)) if _NUMBER.fullmatch(str(asked)) else asked
     gpus = trained.devices.gpus
+    if trained.command.progress_timeout is not None:
+        where = f"{trained.path}.command"
+        draft.put_number("hangPolicy.progressTimeoutSeconds", trained.command.progress_timeout, where)
     if trained.command.uses_torchrun:
         if number not in (None, "auto") and "$" not in str(number):
             draft.put("nprocPerNode", number)
@@ -25,7 +31,10 @@ def put_workers(draft: JobDraft, trained: TrainingTemplate, field: int | str | N
             notes.add(source, "torchrun's auto is one worker for each processor without GPUs, elasticjob's is 1: set"
                               " spec.nprocPerNode to a number, or to cpu for the requested processors")  # fmt: skip
         return
-    if trained.command.starts_workers:
+    if trained.command.becomes_rank:
+        if isinstance(number, int) or number in ("gpu", "cpu"):
+            draft.put("nprocPerNode", number)
+    elif trained.command.starts_workers:
         draft.put("nprocPerNode", 1)
     elif isinstance(number, int) and number > 1:
         draft.put("nprocPerNode", number)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeVar
 
+from elasticjob._runtime.contract.commands.launchers import check_launcher
 from elasticjob._runtime.contract.commands.python_command import expand_variables
 from elasticjob._runtime.contract.commands.torchrun_command import CommandError
 from elasticjob._runtime.contract.commands.worker_count import WorkerCount, count_workers, quantity, requested_devices
@@ -316,6 +317,7 @@ def _workers(value: Any, trainer: Raw, backend: Backend) -> WorkerCount:
     command = [expand_variables(str(word), env) for word in words]
     devices = requested_devices(mapping(trainer, "resources", "requests"), mapping(trainer, "resources", "limits"))
     try:
+        check_launcher(command, backend)
         return count_workers(value, command, env, devices, backend)
     except CommandError as error:
         raise SpecError(str(error)) from None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from elasticjob._runtime.contract.commands.launchers import find_refused_launcher
 from elasticjob._runtime.contract.commands.python_command import (
     PlainCommand,
     ProgramMode,
@@ -61,10 +62,13 @@ sys.exit(sys.argv[1])
 def parse_command(
     argv: Sequence[str], torchrun_python: str = "python3", env: Mapping[str, str] | None = None
 ) -> UserCommand:
-    """Return the command of each worker; CommandError if torchrun's options are wrong or not supported.
+    """Return the command of each worker; CommandError if it is a launcher that elasticjob does not run, or if
+    torchrun's options are wrong or not supported.
 
     `torchrun_python` is the interpreter of this machine's `torchrun`, `env` has torchrun's PET_ variables.
     """
+    if refused := find_refused_launcher(argv):
+        raise CommandError(refused)
     call = torchrun_call(argv)
     if call is not None:
         command, is_launch, arguments = call

@@ -8,6 +8,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
+from elasticjob._runtime.contract.commands.launchers import check_launcher
 from elasticjob._runtime.contract.commands.python_command import expand_variables
 from elasticjob._runtime.contract.commands.torchrun_command import CommandError
 from elasticjob._runtime.contract.commands.worker_count import WorkerCount, count_workers, requested_devices
@@ -219,6 +220,7 @@ def _workers(
     resources = container.get("resources")
     devices = requested_devices(resources.get("requests").entries(), resources.get("limits").entries())
     try:
+        check_launcher(command, backend)
         return count_workers(field.value, command, env, devices, backend)
     except CommandError as error:
         raise ManifestError(f"spec: {error}") from None

@@ -2,9 +2,9 @@
 
 A shell may run `torchrun prepare.py && torchrun train.py`, and a program may destroy its process group and form another
 one. All of them have the store of one round, where the second group would find the keys of the first: its ranks would
-connect to addresses at which no process listens any more, and fail or hang. So the store counts the groups of each rank, and
-each group after the first one gets a prefix with its number. All ranks run the same program, so they count alike. Each
-round has a new store, so ranks that stay and ranks that start in a round agree too.
+connect to addresses at which no process listens any more, and fail or hang. So the store counts the groups of each
+rank, and each group after the first one gets a prefix with its number. All ranks run the same program, so they count
+alike. Each round has a new store, so ranks that stay and ranks that start in a round agree too.
 """
 
 from __future__ import annotations
