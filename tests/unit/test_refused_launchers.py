@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from elasticjob._runtime.agent.start_workers.command import CommandError, parse_command, parse_own_agent_command
+from elasticjob._runtime.agent.start_workers.in_workers.other_launchers import FT_LAUNCHER
 from elasticjob._runtime.contract.commands.launchers import check_launcher, find_refused_launcher
 from elasticjob._runtime.contract.names import Backend
+from elasticjob._runtime.local.manifest.manifest import ManifestError, parse_local_job
+from elasticjob_operator.model.observed import Observed
+from support.local_run import manifest
+from support.operator_build import job, run, status_of
 
 
 @pytest.mark.parametrize(
@@ -73,3 +80,18 @@ def test_a_command_that_is_an_agent_itself_may_be_any_launcher() -> None:
     parse_own_agent_command(["ft_launcher", "train.py"])
     with pytest.raises(CommandError):
         check_launcher(["ft_launcher", "train.py"], Backend.ELASTICJOB)
+
+
+@pytest.mark.parametrize("command", [["mpirun", "python", "train.py"], ["bash", "-c", "cd x && srun python train.py"]])
+def test_a_job_of_such_a_launcher_fails_before_it_starts(command: list[str]) -> None:
+    raw: Any = manifest(command)
+    with pytest.raises(ManifestError, match="starts ranks of its own"):
+        parse_local_job(raw)
+    p = run(Observed(job(template=raw["spec"]["template"])))
+    (failed,) = status_of(p)["conditions"]
+    assert (failed["type"], failed["reason"]) == ("Failed", "InvalidSpec")
+    assert "starts ranks of its own" in failed["message"]
+
+
+def test_the_sentence_below_a_worker_is_the_same() -> None:
+    assert find_refused_launcher(["ft_launcher", "train.py"]) == FT_LAUNCHER

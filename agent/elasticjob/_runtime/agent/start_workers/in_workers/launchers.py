@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from string import Template
 
 from .assigned import TRAINS, assigned, restore_assigned
@@ -20,7 +21,7 @@ from .one_world import ALLOWED, cannot_patch, fail
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from types import ModuleType
     from typing import Any
 
@@ -28,7 +29,18 @@ LAUNCHED = "ELASTICJOB_LAUNCHED"
 """1 in the program that a launcher below this worker has started."""
 SHIMS = "ELASTICJOB_SHIMS"
 """The agent's folder of shims, by which Python starts as a fork; absent without them."""
-_COMMANDS = ("torchrun", "accelerate", "accelerate-launch", "tune", "trl", "axolotl", "fabric", "swift")
+_COMMANDS = (
+    "torchrun",
+    "accelerate",
+    "accelerate-launch",
+    "tune",
+    "trl",
+    "axolotl",
+    "fabric",
+    "swift",
+    "deepspeed",
+    "composer",
+)
 """Launchers that do nothing after their workers have ended."""
 _COUNTS_ITSELF = {"auto", "gpu", "cpu", "xpu"}
 
@@ -52,24 +64,61 @@ def replace_agent(module: ModuleType) -> None:
 
 def _become_worker(config: Any, entrypoint: Any, args: Sequence[Any]) -> dict[int, Any]:
     """Run the entry point as the rank that this process belongs to; a command that is a launcher never returns."""
+    refuse_in_training()
+    restore_assigned()
+    _check_number(int(config.nproc_per_node), int(config.max_nodes))
+    os.environ["ROLE_NAME"] = str(config.role)
+    rank = int(os.environ["RANK"])
+    if callable(entrypoint):
+        with _launched():
+            return {rank: entrypoint(*args)}
+    words = [Template(str(arg)).safe_substitute(local_rank=os.environ["LOCAL_RANK"]) for arg in args]
+    _run_in_place([str(entrypoint), *words], "nodes and rendezvous")
+    return {rank: None}
+
+
+def become_rank(argv: list[str], without_effect: str) -> None:
+    """Run a program in place of the launcher that this process is, as the rank that this process belongs to.
+
+    `without_effect`: what has no effect of the launcher's options, such as `nodes and ports`.
+    """
+    refuse_in_training()
+    restore_assigned()
+    _run_in_place(argv, without_effect)
+
+
+def refuse_in_training() -> None:
+    """Raise SeparateWorldError if a rank of this worker trains already."""
     if TRAINS in os.environ or LAUNCHED in os.environ:
         fail(
             "a launcher starts below a worker that trains already: it would train apart from the others. Start the"
             f" script without it, or set {ALLOWED}=1 in the pod template if this is meant"
         )
-    restore_assigned()
-    _check_number(int(config.nproc_per_node), int(config.max_nodes))
-    os.environ["ROLE_NAME"] = str(config.role)
+
+
+def check_local_number(asked: int, unit: str = "on each node") -> None:
+    """Raise SeparateWorldError if a launcher asks for another number of workers than the node has."""
+    local = int(assigned()["LOCAL_WORLD_SIZE"])
+    if asked != local:
+        fail(
+            f"the launcher asks for {asked} workers {unit}, and the job has {local} on each node: set"
+            f" spec.nprocPerNode: {asked}, or leave the number out of the command"
+        )
+
+
+def _run_in_place(argv: list[str], without_effect: str) -> None:
+    text = f"[elasticjob] rank {os.environ['RANK']} runs {' '.join(argv)[:500]} in place of {sys.argv[0]}"
+    print(f"{text}, whose {without_effect} have no effect", file=sys.stderr)
+    with _launched():
+        _run(argv)
+
+
+@contextmanager
+def _launched() -> Iterator[None]:
+    """Mark what runs in place of a launcher; what follows it is another stage."""
     os.environ[LAUNCHED] = "1"
-    rank = int(os.environ["RANK"])
     try:
-        if callable(entrypoint):
-            return {rank: entrypoint(*args)}
-        words = [Template(str(arg)).safe_substitute(local_rank=os.environ["LOCAL_RANK"]) for arg in args]
-        text = f"[elasticjob] rank {rank} runs {' '.join([str(entrypoint), *words])[:500]} in place of {sys.argv[0]}"
-        print(f"{text}, whose nodes and rendezvous have no effect", file=sys.stderr)
-        _run([str(entrypoint), *words])
-        return {rank: None}
+        yield
     finally:
         os.environ.pop(LAUNCHED, None)
         os.environ.pop(TRAINS, None)
@@ -88,10 +137,7 @@ def _check_number(asked: int, nodes: int) -> None:
     if _COUNTS_ITSELF & {word.rpartition("=")[2] for word in sys.argv}:
         return
     unit = "in all" if of_all_nodes else "on each node"
-    fail(
-        f"the launcher asks for {asked} workers {unit}, and the job has {local} on each node: set"
-        f" spec.nprocPerNode: {asked}, or leave the number out of the command"
-    )
+    check_local_number(asked, unit)
 
 
 def _run(argv: list[str]) -> None:
@@ -120,7 +166,7 @@ def _ends_with_its_workers() -> bool:
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
     name = spec.name.removesuffix(".__main__") if spec is not None else os.path.basename(sys.argv[0])  # noqa: PTH119
-    return name in _COMMANDS or name.startswith(("torch.distributed.", "accelerate."))
+    return name in _COMMANDS or name.startswith(("torch.distributed.", "accelerate.", "deepspeed.", "composer."))
 
 
 def _behind_shim(program: str) -> str | None:

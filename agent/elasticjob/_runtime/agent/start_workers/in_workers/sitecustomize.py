@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from importlib.machinery import ModuleSpec
-    from types import ModuleType
+    from types import CodeType, ModuleType
     from typing import Any
 
 PATCHES = {
@@ -21,8 +21,12 @@ PATCHES = {
     "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend": ("without_libuv.create_without_libuv",),
     "torch.distributed.distributed_c10d": ("one_world.check_groups", "stages.count_groups"),
     "torch.distributed.launcher.api": ("launchers.replace_agent",),
+    "deepspeed.launcher.runner": ("other_launchers.replace_deepspeed",),
+    "deepspeed.launcher.launch": ("other_launchers.replace_deepspeed_node",),
+    "composer.cli.launcher": ("other_launchers.replace_composer",),
+    "nvidia_resiliency_ext.fault_tolerance.launcher": ("other_launchers.refuse_ft_launcher",),
 }
-"""The functions of this folder's modules that patch a module of torch."""
+"""The functions of this folder's modules that patch a module of torch, or of a launcher."""
 PACKAGE = "_elasticjob_in_workers"
 """The name of this folder as a package, which no program has."""
 _PATCHED = "_elasticjob_patched"
@@ -116,6 +120,13 @@ class _Loader:
     def exec_module(self, module: ModuleType) -> None:
         self._inner.exec_module(module)
         _patch(module.__name__, module)
+
+    def get_code(self, name: str) -> CodeType | None:
+        """Return the code that `python -m NAME` runs: that of a launcher calls the launcher's patched function."""
+        if name.startswith("torch."):
+            code: CodeType | None = self._inner.get_code(name)
+            return code
+        return compile(f"import sys\nfrom {name} import main\nsys.exit(main())\n", f"<{name}>", "exec")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)  # such as get_source, for tracebacks
