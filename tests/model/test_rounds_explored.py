@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection
 from dataclasses import replace
 from random import Random
@@ -11,9 +10,7 @@ from types import ModuleType
 import pytest
 
 from elasticjob._runtime.agent.state_machine import decide
-from elasticjob._runtime.agent.state_machine.state import AgentState
 from elasticjob._runtime.contract.messages import EndReason, Report, RoundPhase
-from elasticjob._runtime.contract.names import RoundId
 from elasticjob._runtime.rendezvous.observations.report import build_report
 from elasticjob._runtime.rendezvous.state import RECOVERY_TIMEOUT, CoordinatorState
 from elasticjob_operator.plan.store_pods import store_confirmation
@@ -50,13 +47,7 @@ def test_invariants_hold_and_the_job_ends_once_faults_stop(seed: int) -> None:
 
 def test_a_node_that_stays_frozen_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wrong: only the repeated assignment continues frozen workers, not an end that is planned."""
-    right = decide._continue
-
-    def only_at_start(state: AgentState, round_id: RoundId) -> decide.AgentDecision:
-        planned = sys._getframe(1).f_code is not decide._start.__code__
-        return decide.AgentDecision(state) if planned else right(state, round_id)
-
-    monkeypatch.setattr(decide, "_continue", only_at_start)
+    monkeypatch.setattr(decide, "continue_frozen", lambda state, _: decide.AgentDecision(state))
     with pytest.raises(AssertionError, match="a_node_that_has_its_answer_is_not_frozen"):
         any(map(test_invariants_hold_and_the_job_ends_once_faults_stop, range(SEEDS)))
 

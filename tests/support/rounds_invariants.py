@@ -359,7 +359,7 @@ def a_connected_node_knows_when_its_machine_ends(_: World, __: Move, after: Worl
     for a in after.agents:
         store = after.store(a.store) if a.store is not None else None
         waits = a.inbox or a.deaf or a.passive or any(isinstance(m, Announce) for m in a.outbox)
-        over = a.ended is not None or isinstance(a.machine.after_stop, Finish)
+        over = a.ended is not None or (a.machine.stopping is not None and isinstance(a.machine.stopping.then, Finish))
         if store is None or waits or over or store.queue or store.state.newer_store is not None:
             continue
         if a.pod in store.state.node_ends and a.machine_end is None:
@@ -391,7 +391,7 @@ def a_connected_member_is_sent_the_end_of_its_round(_: World, __: Move, after: W
             member = round_.members.get(a.agent_id)
             if member is None or member.accounted_for or not _runs(a, s, round_.id):
                 continue
-            stops = a.stopping or a.holding or a.stops_at is not None or a.machine.step_reported
+            stops = a.stopping or a.holding or a.stops_at is not None or a.machine.planned_end is not None
             if not stops and not any(isinstance(m, (PlanEnd, EndRound, Finish)) for m in a.inbox):
                 return False
     return True

@@ -336,7 +336,7 @@ def _agent_moves(world: World, a: Agent) -> Iterator[str]:
         yield "down"
     if not a.ready:
         yield "warm"
-    if a.deleting and (a.group or not a.cut) and not a.machine.signalled:
+    if a.deleting and (a.group or not a.cut) and not (a.machine.leave and a.machine.leave.signal):
         yield "kubelet"
     if works(a):
         yield "work"

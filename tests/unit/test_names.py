@@ -11,7 +11,7 @@ COUNTERPARTS = {
     "main": "entry point of a command",
     "State": "inprocess.State has the ranks of NVIDIA's wrapper, whose name it keeps; State is the training state",
     "Status": "inprocess.Status is the wrapper's; the operator's is an ElasticJob's",
-    "decide": "agent.machine.decide is the node's side of rendezvous.rounds",
+    "decide": "state_machine.decide is the node's side of rendezvous.decide",
 }
 
 

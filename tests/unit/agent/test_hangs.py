@@ -20,7 +20,7 @@ from elasticjob._runtime.agent.monitoring.progress.hangs import HangMonitor, Sta
 from elasticjob._runtime.agent.runner import Agent
 from elasticjob._runtime.agent.state_machine.effects import FreezeWorkers
 from elasticjob._runtime.agent.state_machine.events import HangGuarded, ProgressTimedOut
-from elasticjob._runtime.agent.state_machine.state import AgentState
+from elasticjob._runtime.agent.state_machine.state import AgentRound, AgentState
 from elasticjob._runtime.contract.messages import Announce, Failure, FailureClass, StartRound
 from elasticjob._runtime.contract.names import STACK_DUMP_SIGNAL, RoundId
 from elasticjob._runtime.diagnosis import root_cause
@@ -55,6 +55,11 @@ LOADING = """Current thread 0x00007f99 (most recent call first):
 """
 
 
+def in_round(start: StartRound) -> AgentState:
+    announcement = Announce(0, 0, "agent", "pod", "127.0.0.1", 1, 1)
+    return AgentState(announcement, 1.0, last_round=AgentRound(start, frozenset({0})))
+
+
 async def test_workers_that_continue_are_watched_as_from_their_start() -> None:
     """A hang that is detected while they are frozen counts for nothing."""
 
@@ -68,7 +73,7 @@ async def test_workers_that_continue_are_watched_as_from_their_start() -> None:
     monitor = HangMonitor(lambda: [0.0], hung.set)
     agent = object.__new__(Agent)
     start = StartRound(RoundId(1, 0, 1), 0, 1, 0, 1, 0, 1, "127.0.0.1", 1, 0, 3, progress_timeout=0.01)
-    agent._state = AgentState(Announce(0, 0, "agent", "pod", "127.0.0.1", 1, 1), 1.0, assignment=start)
+    agent._state = in_round(start)
     agent._workers, agent._hangs = Workers(), monitor  # type: ignore[assignment]
     monitor.start(0.01)
     await asyncio.wait_for(hung.wait(), 10)
@@ -323,7 +328,7 @@ def guarded_agent(
     """Return an agent in a round, and the events that it decides on."""
     agent, dispatched = object.__new__(Agent), list[object]()
     start = StartRound(ROUND, 0, 1, 0, 1, 0, 1, "127.0.0.1", 1, 0, 3, progress_timeout=progress_timeout)
-    agent._state = AgentState(Announce(0, 0, "agent", "pod", "127.0.0.1", 1, 1), 1.0, assignment=start)
+    agent._state = in_round(start)
     agent._workers = GuardedWorkers(guard, last_steps)  # type: ignore[assignment]
     agent._dispatch = dispatched.append  # type: ignore[assignment, method-assign]
     agent._hangs = HangMonitor(lambda: last_steps, agent._progress_timed_out)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from elasticjob._runtime.agent.state_machine.decide import LAST_STEP_TIMEOUT, LEAVE_TIMEOUT, decide, greeting
+from elasticjob._runtime.agent.state_machine.decide import decide, greeting
 from elasticjob._runtime.agent.state_machine.effects import (
     AdmitWorkers,
     CheckHealth,
@@ -47,7 +47,16 @@ from elasticjob._runtime.agent.state_machine.events import (
     WorkersHeld,
     WorkersLaunched,
 )
-from elasticjob._runtime.agent.state_machine.state import AgentPhase, AgentState
+from elasticjob._runtime.agent.state_machine.leaving import FINISH_TIMEOUT, LAST_STEP_TIMEOUT
+from elasticjob._runtime.agent.state_machine.state import (
+    Activity,
+    AgentPhase,
+    AgentState,
+    Leave,
+    Running,
+    Starting,
+    Succeeded,
+)
 from elasticjob._runtime.contract.messages import (
     Announce,
     BreakRound,
@@ -291,7 +300,7 @@ def test_a_round_that_ends_before_the_imports_are_done_never_starts() -> None:
     ],
 )
 def test_messages_and_events_of_another_round_change_nothing(event: AgentEvent, expected: list[Effect]) -> None:
-    before = replace(running(), leave_acknowledged=True)
+    before = replace(running(), end_announced=True)
     after, (effects,) = play(event, state=before)
     assert (after, effects) == (before, expected)
 
@@ -322,7 +331,7 @@ def test_leaving_as_a_member() -> None:
     assert effects[:3] == [
         [Send(Leaving("SIGTERM")), StartLeaveTimer(1.0)],
         [StopWorkers(0.5, for_good=True)],
-        [Send(WorkersStopped(R1, 1001)), StartLeaveTimer(LEAVE_TIMEOUT)],
+        [Send(WorkersStopped(R1, 1001)), StartLeaveTimer(FINISH_TIMEOUT)],
     ]
     assert exits(effects[3]) == [ExitCode.LEFT]
 
@@ -407,6 +416,20 @@ def test_a_stopping_node_does_not_announce_stopped_workers() -> None:
     first = greeting(state)[0]
     assert isinstance(first, Announce)
     assert first.membership == LastMembership(START, MemberState.RUNNING)
+
+
+# ---- states that cannot be built -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("activity", [Starting(), Running(), Succeeded()])
+def test_workers_run_only_in_a_round(activity: Activity) -> None:
+    with pytest.raises(ValueError, match="an agent without a round cannot be"):
+        AgentState(ME, stop_grace=1.0, activity=activity)
+
+
+def test_a_node_does_not_leave_without_a_reason() -> None:
+    with pytest.raises(ValueError, match="one of them is needed"):
+        Leave()
 
 
 # ---- the time from SIGTERM to SIGKILL --------------------------------------------------------------------------------
@@ -497,7 +520,7 @@ def test_a_signal_after_a_planned_end_leaves_the_coordinator_no_more_time_than_a
     """Its last step is done. A deleted job's store may be gone by then."""
     ended = graceful(Received(PLAN), WorkersHeld(R1, 7), Received(LONG_LAST), Received(PLANNED_END))
     state, _ = play(AllWorkersStopped(1001), state=ended)
-    assert last(TERM, state=state)[-1] == StartLeaveTimer(LEAVE_TIMEOUT)
+    assert last(TERM, state=state)[-1] == StartLeaveTimer(FINISH_TIMEOUT)
 
 
 def test_the_end_of_an_earlier_round_does_not_acknowledge_that_the_node_leaves() -> None:
@@ -544,7 +567,7 @@ def test_an_unhealthy_node_leaves_with_the_problem_in_its_termination_message() 
         [UNHEALTHY, StartLeaveTimer(1.0)],
         [],
         [StopWorkers(0.5, for_good=True)],
-        [Send(WorkersStopped(R1, 1001)), StartLeaveTimer(LEAVE_TIMEOUT)],
+        [Send(WorkersStopped(R1, 1001)), StartLeaveTimer(FINISH_TIMEOUT)],
     ]
     (exit_,) = (e for e in effects[4] if isinstance(e, Exit))
     assert (exit_.code, exit_.termination.failure) == (ExitCode.LEFT, BROKEN)
@@ -576,7 +599,7 @@ def test_a_node_with_a_stuck_worker_sends_leaving_before_workers_stopped() -> No
         UNHEALTHY,
         StartLeaveTimer(1.0),
         Send(WorkersStopped(R1, 1001)),
-        StartLeaveTimer(LEAVE_TIMEOUT),
+        StartLeaveTimer(FINISH_TIMEOUT),
     ]
     assert exits(effects[2]) == [ExitCode.LEFT]
     _, effects = play(Received(AGAIN), stuck, state=running())
@@ -683,7 +706,8 @@ def test_a_node_without_workers_has_nothing_to_freeze() -> None:
 def test_one_torchrun_process_counts_for_all_workers_of_the_node() -> None:
     state = replace(AgentState(replace(ME, local_world_size=4), 1.0, processes=1), launcher_ready=True)
     state = decide(state, Received(START)).state
-    assert state.running_ranks == {0}
+    assert state.last_round is not None
+    assert state.last_round.running_ranks == {0}
     state = decide(decide(state, WorkersLaunched(START.round)).state, WorkerEnded(START.round, 0)).state
     assert state.phase is AgentPhase.SUCCEEDED
 

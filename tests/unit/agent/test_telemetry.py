@@ -18,7 +18,7 @@ from elasticjob._runtime.agent.reporting.telemetry import (
     metrics,
     update_counts,
 )
-from elasticjob._runtime.agent.state_machine.state import AgentPhase, AgentState
+from elasticjob._runtime.agent.state_machine.state import AgentRound, AgentState, Running, Stopping
 from elasticjob._runtime.contract.messages import Announce, Failure, FailureClass, Outcome, StartRound
 from elasticjob._runtime.contract.names import RoundId
 from support.ports import free_port
@@ -26,9 +26,9 @@ from support.ports import free_port
 ME = Announce(0, 0, "agent_id", "pod", "10.0.0.1", 1, 2, "trainer")
 START = StartRound(RoundId(1, 0, 3), 1, 3, 2, 6, 2, 6, "10.0.0.1", 4567, 2, 5)
 IDLE = AgentState(announcement=ME, stop_grace=1)
-RUNNING = replace(IDLE, phase=AgentPhase.RUNNING, assignment=START)
+RUNNING = replace(IDLE, activity=Running(), last_round=AgentRound(START, frozenset({0, 1})))
 FAILURE = Failure(FailureClass.USER_ERROR, "pod", 1.0, rank=3, exit_code=1, exception="ValueError", message="bad")
-FAILED = replace(RUNNING, phase=AgentPhase.STOPPING, failure=FAILURE)
+FAILED = replace(RUNNING, activity=Stopping(), last_round=AgentRound(START, frozenset({0}), failure=FAILURE))
 
 
 def test_metrics_of_rounds_failures_restarts_flakiness_and_the_duration_of_each_step() -> None:

@@ -55,7 +55,7 @@ from elasticjob._runtime.agent.state_machine.effects import (
 )
 from elasticjob._runtime.agent.state_machine.events import AgentEvent
 from elasticjob._runtime.agent.state_machine.outcomes import assert_never
-from elasticjob._runtime.agent.state_machine.state import AgentState
+from elasticjob._runtime.agent.state_machine.state import AgentState, LastStep
 from elasticjob._runtime.agent.workers.worker_group import WorkerGroup
 from elasticjob._runtime.contract.messages import (
     Announce,
@@ -236,7 +236,7 @@ class Agent:
 
     def _link_changed(self, link: ControlLink | None) -> None:
         self._reachability.coordinator_link_changed(link)
-        ended = self._state.round if self._state.results_ended else None
+        ended = self._state.round if self._state.stopping and self._state.stopping.results_ended else None
         if link is not None and ended is not None and not self._node.knows(NodeResultsEnded(ended)):  # an older store
             self._dispatch(events.Received(BreakRound(ended)))
 
@@ -350,11 +350,12 @@ class Agent:
             case HoldWorkers(round_id):
                 self._spawn(self._hold(round_id))
             case StopWorkersAt(round_id, step):
-                self._set_deadline(self._state.last_step_seconds)
+                if isinstance(self._state.planned_end, LastStep):
+                    self._set_deadline(self._state.planned_end.seconds)
                 if not self._workers.progress.stop_at(step):
                     self._dispatch(events.LastStepMissed(round_id))
             case StopWorkers(grace):
-                if not self._state.stopping_gracefully:
+                if self._state.stopping is None or not self._state.stopping.graceful:
                     self._reachability.end_round()
                 grace = self._within_pod_grace(grace, self._config.stop_grace)
                 self._set_deadline(grace)

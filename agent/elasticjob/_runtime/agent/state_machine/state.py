@@ -1,9 +1,16 @@
-"""The agent's state. `decide` returns the next state for each event."""
+"""The agent's state. `decide` returns the next state for each event.
+
+An `AgentState` has four parts that change on their own: the activity (what the workers do), the last round with its
+planned end, the node's departure, and what is ready for the next round. Each part has a type of its own, so that
+combinations without a meaning cannot be built: only a stop has a grace period or a message that waits for its end,
+only a planned end has a last step, and every new round begins with a new `AgentRound`.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import TypeAlias
 
 from elasticjob._runtime.contract.messages import (
     NO_NEW_PROCESSES,
@@ -16,9 +23,11 @@ from elasticjob._runtime.contract.messages import (
 )
 from elasticjob._runtime.contract.names import RoundId
 
+# ---- what the workers do ---------------------------------------------------------------------------------------------
+
 
 class AgentPhase(str, Enum):
-    """The phase of an agent; `decide` has the diagram."""
+    """The name of an activity in metrics and in the health endpoint; `decide` has the diagram."""
 
     IDLE = "idle"
     STARTING = "starting"
@@ -29,8 +38,138 @@ class AgentPhase(str, Enum):
 
 
 @dataclass(frozen=True)
+class Idle:
+    """No worker of a round runs."""
+
+    parked: bool = False
+    """Whether processes wait for the next round."""
+
+
+@dataclass(frozen=True)
+class Starting:
+    """A round has formed, and its workers are not all started yet."""
+
+
+@dataclass(frozen=True)
+class Running:
+    """All workers of the round have been started."""
+
+
+@dataclass(frozen=True)
+class Succeeded:
+    """All workers of the round have exited 0; other nodes may still run theirs."""
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """Workers, or processes that waited for a round, are being stopped."""
+
+    graceful: bool = False
+    """Whether the stop belongs to a planned end, which may take long."""
+    results_ended: bool = False
+    """Whether no worker counts a step any more, and they wait until no worker of another node counts one either."""
+    then: StartRound | Finish | None = None
+    """The message to act on once no worker is left."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The agent exits. Every event is ignored."""
+
+
+Activity: TypeAlias = Idle | Starting | Running | Succeeded | Stopping | Finished
+
+_PHASES: dict[type[Activity], AgentPhase] = {
+    Idle: AgentPhase.IDLE,
+    Starting: AgentPhase.STARTING,
+    Running: AgentPhase.RUNNING,
+    Succeeded: AgentPhase.SUCCEEDED,
+    Stopping: AgentPhase.STOPPING,
+    Finished: AgentPhase.FINISHED,
+}
+
+
+# ---- the last round --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StepReported:
+    """This node has sent its `StepReport`. The coordinator has not named the last step yet."""
+
+
+@dataclass(frozen=True)
+class LastStep:
+    """The coordinator has named the step at which the workers stop by themselves."""
+
+    step: int
+    seconds: float
+    """Seconds that the workers have for it, from the message that named it."""
+
+
+@dataclass(frozen=True)
+class AgentRound:
+    """The last round that this node was a member of, whether it runs or has ended."""
+
+    start: StartRound
+    """The assignment of this node."""
+    running_ranks: frozenset[int]
+    """Local ranks of the running workers."""
+    member: MemberState = MemberState.STARTING
+    """The state of this node's workers, as `greeting` announces it."""
+    launched: bool = False
+    """Whether `LaunchWorkers` was decided; it waits until the launcher is ready."""
+    planned_end: StepReported | LastStep | None = None
+    """How far the planned end of the round has come on this node; None: none has begun."""
+    stopped_as_planned: bool = False
+    """Whether a worker has stopped at the last step."""
+    frozen: bool = False
+    """Whether the workers are stopped with SIGSTOP, until the coordinator reports what became of the round."""
+    failure: Failure | None = None
+    """The first failure of a worker on this node."""
+    stall: Failure | None = None
+    """The last hang on this node that did not end the round."""
+
+    @property
+    def id(self) -> RoundId:
+        """The round's id."""
+        return self.start.round
+
+    @property
+    def last_step(self) -> LastStep | None:
+        """The last step; None until the coordinator has named it."""
+        return self.planned_end if isinstance(self.planned_end, LastStep) else None
+
+
+# ---- the node leaves -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Leave:
+    """This node leaves the job: because of a signal, or because a health check has failed."""
+
+    signal: str = ""
+    """Name of the signal that the agent has received. The next signal kills the workers. Empty: none yet."""
+    unhealthy: Failure | None = None
+    """The failed health check; None if there was none before the signal."""
+
+    def __post_init__(self) -> None:
+        if not self.signal and self.unhealthy is None:
+            raise ValueError("a node leaves because of a signal or of a failed health check: one of them is needed")
+
+    @property
+    def reason(self) -> str:
+        """The reason as `Leaving` reports it: the failed health check, or the signal's name."""
+        if self.unhealthy is not None:
+            return f"{self.unhealthy.kind.value}: {self.unhealthy.message}"
+        return self.signal
+
+
+# ---- the whole -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
 class AgentState:
-    """The state of one agent. `assignment` is its last round, running or ended, `member` its workers' state there."""
+    """The state of one agent."""
 
     announcement: Announce
     """The announcement without `ready` and `membership`; its store port is the port for the next round."""
@@ -38,56 +177,37 @@ class AgentState:
     """Seconds from SIGTERM to SIGKILL after a failure; workers never have less."""
     graceful_shutdown: float = 0.0
     """Seconds from SIGTERM to SIGKILL if this node leaves and the coordinator does not answer."""
-    phase: AgentPhase = AgentPhase.IDLE
     processes: int | None = None
     """How many processes this agent starts in a round; None: its local world size."""
+
+    activity: Activity = Idle()
+    last_round: AgentRound | None = None
+    """None before the first round."""
+    leave: Leave | None = None
+    """None while this node stays."""
+    end_announced: bool = False
+    """Whether the coordinator has sent `PlanEnd`, `EndRound` or `Finish` since the last round began. A node that leaves
+    then leaves the time to the coordinator. Once a node leaves, the next round does not reset it."""
+
     launcher_ready: bool = False
     """Whether the imports, if there are any, and the health check are done, so that workers can start."""
     provisional: StartRound | None = None
     """With what workers may be started ahead of a round; None if they may not, or have been already."""
     starting_ahead: bool = False
     """Whether workers that were started ahead of a round still run their script up to its function."""
-    assignment: StartRound | None = None
-    member: MemberState = MemberState.STOPPED
-    launched: bool = False
-    """Whether `LaunchWorkers` was decided for `assignment`; it waits until the launcher is ready."""
-    running_ranks: frozenset[int] = frozenset()
-    """Local ranks of the running workers."""
-    last_step: int | None = None
-    """The step at which the workers of `assignment` stop by themselves; None without a planned end."""
-    last_step_seconds: float = 0.0
-    """Seconds that the workers have for `last_step`, from the message that names it."""
-    step_reported: bool = False
-    """Whether this node has sent its `StepReport` for `assignment`."""
-    stopping_gracefully: bool = False
-    """Whether the stop in progress belongs to a planned end, which may take long."""
-    stopped_as_planned: bool = False
-    """Whether a worker of `assignment` has stopped at the last step."""
-    results_ended: bool = False
-    """Whether no worker of `assignment` counts a step any more, and they wait until no other node counts one either.
-    """
-    parked: bool = False
-    """Whether processes wait for the next round."""
     has_state: bool = True
     """Whether this node may have a training state, as `WorkersStopped` reports."""
     new_processes: NewProcesses = NO_NEW_PROCESSES
     """What has to be started for the next round, as `WorkersStopped` reports; the count is 0 once that has begun."""
-    failure: Failure | None = None
-    """The first failure of `assignment` on this node."""
-    stall: Failure | None = None
-    """The last hang of `assignment` on this node that did not end the round."""
-    after_stop: StartRound | Finish | None = None
-    """The message to act on once no worker is left."""
-    leaving: str = ""
-    """Why this node leaves: a signal's name or a failed health check; empty while it stays."""
-    signalled: bool = False
-    """Whether the agent has received a signal on which it leaves; the next one kills the workers."""
-    unhealthy: Failure | None = None
-    """The failed health check; a node with one leaves."""
-    leave_acknowledged: bool = False
-    """Whether the coordinator has reacted to `Leaving`."""
-    frozen: bool = False
-    """Whether the workers are stopped with SIGSTOP, until the coordinator reports what became of their round."""
+
+    def __post_init__(self) -> None:
+        if self.last_round is None and isinstance(self.activity, (Starting, Running, Succeeded)):
+            raise ValueError(f"an agent without a round cannot be {self.phase.value}")
+
+    @property
+    def phase(self) -> AgentPhase:
+        """The name of the activity."""
+        return _PHASES[type(self.activity)]
 
     @property
     def ready(self) -> bool:
@@ -96,4 +216,45 @@ class AgentState:
 
     @property
     def round(self) -> RoundId | None:
-        return self.assignment.round if self.assignment else None
+        """The id of the last round; None before the first one."""
+        return self.last_round.id if self.last_round else None
+
+    @property
+    def assignment(self) -> StartRound | None:
+        """This node's assignment in the last round; None before the first one."""
+        return self.last_round.start if self.last_round else None
+
+    @property
+    def member(self) -> MemberState:
+        """The state of this node's workers in the last round."""
+        return self.last_round.member if self.last_round else MemberState.STOPPED
+
+    @property
+    def failure(self) -> Failure | None:
+        """The first failure of the last round on this node."""
+        return self.last_round.failure if self.last_round else None
+
+    @property
+    def launched(self) -> bool:
+        """Whether workers of the last round were started, or are being started."""
+        return self.last_round is not None and self.last_round.launched
+
+    @property
+    def frozen(self) -> bool:
+        """Whether the workers of the last round are stopped with SIGSTOP."""
+        return self.last_round is not None and self.last_round.frozen
+
+    @property
+    def planned_end(self) -> StepReported | LastStep | None:
+        """How far the planned end of the last round has come; None: none has begun."""
+        return self.last_round.planned_end if self.last_round else None
+
+    @property
+    def stopping(self) -> Stopping | None:
+        """The stop in progress; None without one."""
+        return self.activity if isinstance(self.activity, Stopping) else None
+
+    @property
+    def leaving(self) -> str:
+        """Why this node leaves; empty while it stays."""
+        return self.leave.reason if self.leave else ""
