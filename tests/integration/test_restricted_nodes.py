@@ -211,6 +211,7 @@ def test_the_store_of_a_round_serves_more_connections_than_the_soft_limit_of_ope
 HOSTS_A_LARGE_ROUND = """
 import sys
 from elasticjob._runtime.agent import runner
+from elasticjob._runtime.agent.execution import worker_executor
 from elasticjob._runtime.agent.state_machine import events
 from elasticjob._runtime.agent.main import main
 from elasticjob._runtime.contract.messages import StartRound
@@ -224,7 +225,7 @@ async def launches(self, start, store):
     raise RuntimeError("seen enough")
 
 runner.Agent._connect = joins
-runner.Agent._launch = launches
+worker_executor.WorkerExecutor._launch = launches
 sys.exit(main(["true"]))
 """
 

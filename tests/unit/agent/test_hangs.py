@@ -11,13 +11,16 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from elasticjob._runtime.agent.execution.round_monitors import RoundMonitors
+from elasticjob._runtime.agent.execution.worker_executor import WorkerExecutor
 from elasticjob._runtime.agent.monitoring.progress import hangs
 from elasticjob._runtime.agent.monitoring.progress.hang_guard import HangGuard
 from elasticjob._runtime.agent.monitoring.progress.hangs import HangMonitor, StackDump, dump_stacks, farthest_behind
-from elasticjob._runtime.agent.runner import Agent
+from elasticjob._runtime.agent.monitoring.progress.worker_progress import ProgressReport
 from elasticjob._runtime.agent.state_machine.effects import FreezeWorkers
 from elasticjob._runtime.agent.state_machine.events import HangGuarded, ProgressTimedOut
 from elasticjob._runtime.agent.state_machine.state import AgentRound, AgentState
@@ -63,24 +66,18 @@ def in_round(start: StartRound) -> AgentState:
 async def test_workers_that_continue_are_watched_as_from_their_start() -> None:
     """A hang that is detected while they are frozen counts for nothing."""
 
-    class Workers:
-        guard = None
-
-        def freeze(self, on: bool) -> None:
-            pass
-
-    hung = asyncio.Event()
-    monitor = HangMonitor(lambda: [0.0], hung.set)
-    agent = object.__new__(Agent)
-    start = StartRound(RoundId(1, 0, 1), 0, 1, 0, 1, 0, 1, "127.0.0.1", 1, 0, 3, progress_timeout=0.01)
-    agent._state = in_round(start)
-    agent._workers, agent._hangs = Workers(), monitor  # type: ignore[assignment]
-    monitor.start(0.01)
-    await asyncio.wait_for(hung.wait(), 10)
-    hung.clear()
-    agent._do(FreezeWorkers(True))
-    agent._do(FreezeWorkers(False))
-    await asyncio.wait_for(hung.wait(), 10)
+    monitors, dispatched = guarded_monitors(None, progress_timeout=0.01)
+    unused: Any = None
+    executor = WorkerExecutor(
+        unused, unused, FreezableWorkers(), unused, monitors, unused, unused,  # type: ignore[arg-type]
+        state=lambda: in_round(round_start(0.01)), dispatch=unused, spawn=unused, start_store=unused,
+    )  # fmt: skip
+    monitors.watch_for_hangs(round_start(0.01))
+    await until_hung(dispatched)
+    dispatched.clear()
+    executor.execute(FreezeWorkers(True))
+    executor.execute(FreezeWorkers(False))
+    await until_hung(dispatched)
 
 
 @pytest.mark.parametrize(
@@ -321,43 +318,67 @@ class GuardedWorkers:
     def last_steps(self) -> Sequence[float]:
         return self._last_steps
 
+    def heartbeats(self) -> Sequence[ProgressReport]:
+        return ()
 
-def guarded_agent(
+
+class FreezableWorkers:
+    def freeze(self, on: bool) -> None:
+        pass
+
+
+def round_start(progress_timeout: float) -> StartRound:
+    return StartRound(ROUND, 0, 1, 0, 1, 0, 1, "127.0.0.1", 1, 0, 3, progress_timeout=progress_timeout)
+
+
+def guarded_monitors(
     guard: HangGuard | None, progress_timeout: float = 0.0, last_steps: Sequence[float] = (0.0,)
-) -> tuple[Agent, list[object]]:
-    """Return an agent in a round, and the events that it decides on."""
-    agent, dispatched = object.__new__(Agent), list[object]()
-    start = StartRound(ROUND, 0, 1, 0, 1, 0, 1, "127.0.0.1", 1, 0, 3, progress_timeout=progress_timeout)
-    agent._state = in_round(start)
-    agent._workers = GuardedWorkers(guard, last_steps)  # type: ignore[assignment]
-    agent._dispatch = dispatched.append  # type: ignore[assignment, method-assign]
-    agent._hangs = HangMonitor(lambda: last_steps, agent._progress_timed_out)
-    return agent, dispatched
+) -> tuple[RoundMonitors, list[object]]:
+    """Return the monitors of an agent in a round, and the events that they dispatch."""
+    dispatched = list[object]()
+    monitors = RoundMonitors(
+        GuardedWorkers(guard, last_steps),
+        lambda: None,
+        processes=1,
+        step_time_window=60.0,
+        state=lambda: in_round(round_start(progress_timeout)),
+        dispatch=dispatched.append,
+        send=dispatched.append,
+    )
+    return monitors, dispatched
 
 
-async def test_without_torchs_word_the_steps_of_a_script_are_watched_for_its_time_out() -> None:
-    """It is known only once the round runs, from a process group of the script."""
-    guard = HangGuard(0.01, by_collectives=False)
-    agent, dispatched = guarded_agent(guard)
-    agent._guard_reported()
-    assert dispatched == [HangGuarded(guard.status)]
+async def until_hung(dispatched: Sequence[object]) -> None:
     async with asyncio.timeout(10):
         while ProgressTimedOut(ROUND) not in dispatched:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 
 
-async def test_an_overdue_collective_ends_the_round_unless_a_hang_policy_decides() -> None:
+async def test_without_torchs_word_the_steps_of_a_script_are_watched_for_its_time_out() -> None:
+    """It is known only once the round runs, from a process group of the script."""
+    guard = HangGuard(0.01, by_collectives=False)
+    monitors, dispatched = guarded_monitors(guard)
+    monitors.guard_reported()
+    assert dispatched == [HangGuarded(guard.status)]
+    await until_hung(dispatched)
+
+
+async def test_an_overdue_collective_ends_the_round_unless_a_hang_policy_decides(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watched = []
+    monkeypatch.setattr(HangMonitor, "start", lambda _self, timeout, **_: watched.append(timeout))
     guard = HangGuard(600.0, by_collectives=True)
-    agent, dispatched = guarded_agent(guard)
-    agent._guard_reported()
-    assert agent._hangs._timer is None, "torch finds the collective"
-    agent._collective_overdue()
+    monitors, dispatched = guarded_monitors(guard)
+    monitors.guard_reported()
+    assert not watched, "torch finds the collective"
+    monitors.collective_overdue()
     assert dispatched == [HangGuarded(guard.status), ProgressTimedOut(ROUND)]
-    agent, dispatched = guarded_agent(None, progress_timeout=600.0)
-    agent._guard_reported()
-    agent._collective_overdue()
+    monitors, dispatched = guarded_monitors(None, progress_timeout=600.0)
+    monitors.guard_reported()
+    monitors.collective_overdue()
     assert dispatched == [HangGuarded("")], "the hangPolicy watches a rank that has made a step"
-    agent, dispatched = guarded_agent(None, progress_timeout=600.0, last_steps=())
-    agent._guard_reported()
-    agent._collective_overdue()
+    monitors, dispatched = guarded_monitors(None, progress_timeout=600.0, last_steps=())
+    monitors.guard_reported()
+    monitors.collective_overdue()
     assert dispatched == [HangGuarded(""), ProgressTimedOut(ROUND)], "it does not watch a rank before its first step"

@@ -11,9 +11,6 @@ from pathlib import Path
 import pytest
 
 from elasticjob._runtime.agent.reporting.state_saver import StateSaver
-from elasticjob._runtime.agent.runner import Agent
-from elasticjob._runtime.agent.state_machine.effects import Exit
-from elasticjob._runtime.contract.messages import Outcome, Termination
 from elasticjob._runtime.contract.names import ExitCode
 from elasticjob._runtime.contract.snapshot_format import state_file
 from elasticjob._runtime.contract.snapshot_format.state_file import BlockChangedError, read_file_header
@@ -95,14 +92,13 @@ async def test_without_an_interval_only_the_end_saves(tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize("code", ExitCode)
 async def test_every_end_but_success_saves(code: ExitCode) -> None:
-    saved, agent = [], object.__new__(Agent)
+    saved = []
 
-    class Saver:
-        async def save_last(self) -> None:
+    class Saver(StateSaver):
+        async def save_last(self, timeout: float = 0.0) -> None:
             saved.append(code)
 
-    agent._saver = Saver()  # type: ignore[assignment]
-    await agent._save_state(Exit(code, Termination(Outcome.FAILED, "Test")))
+    await Saver([], lambda: True).save_at_exit(code)
     assert saved == ([] if code is ExitCode.SUCCEEDED else [code])
 
 

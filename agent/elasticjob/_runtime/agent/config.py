@@ -23,6 +23,7 @@ from elasticjob._runtime.contract.commands.worker_count import (
     named_workers,
     own_torchrun_workers,
 )
+from elasticjob._runtime.contract.messages import Announce
 from elasticjob._runtime.contract.names import DEFAULT_PORT, Backend, Env
 from elasticjob._runtime.system.code_root import CODE_ROOT
 from elasticjob._runtime.system.ip_addresses import endpoint_text, split_endpoint
@@ -89,6 +90,19 @@ class AgentConfig:
     def torchrun_workers(self) -> int:
         """The number of workers that this node's torchrun starts; 0 without a torchrun."""
         return self.local_world_size if self.backend is Backend.C10D else 0
+
+    def announcement(self, store_port: int) -> Announce:
+        """Return the first announcement of this agent. `store_port`: where it serves the store of its next round."""
+        return Announce(
+            index=self.index,
+            incarnation=self.incarnation,
+            agent_id=self.agent_id,
+            pod=self.pod,
+            address=self.address,
+            store_port=store_port,
+            local_world_size=self.local_world_size,
+            role=self.role,
+        )
 
     @property
     def endpoint(self) -> str:

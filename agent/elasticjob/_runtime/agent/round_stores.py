@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 
 from elasticjob._runtime.contract.messages import StartRound
+from elasticjob._runtime.contract.names import Backend, round_store_clients
+from elasticjob._runtime.control_link.link import LinkGate
 from elasticjob._runtime.store.open_files import (
     connection_limit,
     too_few_connections,
@@ -12,6 +14,8 @@ from elasticjob._runtime.store.open_files import (
     unauthenticated_limit,
 )
 from elasticjob._runtime.store.server import StoreServer
+from elasticjob._runtime.system.ip_addresses import is_loopback
+from elasticjob._runtime.system.listening_socket import ALL_ADDRESSES
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +34,16 @@ class RoundStores:
     def newest(self) -> StoreServer:
         """The store of the next round, and of this round from its start to its end."""
         return self._stores[-1]
+
+    async def start_next(self, address: str, backend: Backend, gate: LinkGate) -> int:
+        """Start the process-group store of the next round and return its port.
+
+        `address`: this pod's. `gate` accepts the links that other nodes of the round keep to this one.
+        """
+        store = StoreServer(links=gate.accept, clients=round_store_clients(backend))
+        port = await store.start(address if is_loopback(address) else ALL_ADDRESSES)
+        self.add(store)
+        return port
 
     def add(self, store: StoreServer) -> None:
         """Keep a store that serves; it is the newest one."""

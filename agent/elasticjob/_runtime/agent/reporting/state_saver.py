@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from elasticjob._runtime.contract.names import ExitCode
 from elasticjob._runtime.contract.snapshot_format import state_file
 from elasticjob._runtime.contract.snapshot_format.state_file import BlockChangedError
 
@@ -34,6 +35,15 @@ class StateSaver:
         """`memory`: the descriptors that workers get. `saves_while_training`: true on one node of the job."""
         self._memory = tuple(memory)
         self._saves_while_training = saves_while_training
+
+    async def save_at_exit(self, code: ExitCode) -> None:
+        """Save this node's copy, which ends with the agent, unless the script has succeeded.
+
+        A script that succeeds has saved what it wants. Its last copy is of an earlier step: the next job with the same
+        file would repeat the end of the training.
+        """
+        if code is not ExitCode.SUCCEEDED:
+            await self.save_last()
 
     async def save_last(self, timeout: float = SAVE_TIMEOUT) -> None:
         """Save the copy, if there is one that is newer than the file. This raises no error, and logs the reason."""

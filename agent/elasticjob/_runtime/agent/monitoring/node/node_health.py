@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from elasticjob._runtime.contract.messages import Failure, FailureClass
 from elasticjob._runtime.system.code_root import CODE_ROOT
 from elasticjob._runtime.system.memory_file import SHARED_MEMORY
 
@@ -35,6 +36,8 @@ EARLIEST_CLOCK = 1_735_689_600.0
 KERNEL_LOG = "/dev/kmsg"
 CUDA = "libcuda.so.1"
 
+_MAX_TEXT = 1024
+"""Characters of a problem that are reported."""
 _FULL = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT))
 """Ends of the texts of problems that other pods may cause, and that end with them."""
 _QUERY = ("index", "ecc.errors.uncorrected.volatile.total", "remapped_rows.pending", "remapped_rows.failure")
@@ -56,7 +59,12 @@ class HealthProblem:
 
     text: str
     suspected: bool = False
-    """Whether a healthy machine may show it too: storage is full, or a check takes long."""
+    """Whether a healthy Node may show it too: storage is full, or a check takes long."""
+
+    def failure(self, pod: str, now: float) -> Failure:
+        """Return the problem as the agent reports it. `now`: Unix seconds."""
+        text = self.text[:_MAX_TEXT]
+        return Failure(FailureClass.DEVICE_UNHEALTHY, pod, now, message=text, suspected=self.suspected)
 
 
 # ---- single checks -------------------------------------------------------------------------------------------------

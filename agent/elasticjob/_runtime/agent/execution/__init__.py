@@ -1,0 +1,1 @@
+"""Execution of the effects that concern workers: start, hold, stop, freeze and watch them."""
