@@ -83,8 +83,8 @@ MUTANTS = (
     ),
     _agent(
         "broken collectives may be used",
-        "replace(_KILL, discard_state=True)",
-        "_KILL",
+        "replace(KILL, discard_state=True)",
+        "KILL",
     ),
     # ---- the end of a round
     _rendezvous(
@@ -344,35 +344,35 @@ MUTANTS = (
     # ---- the agent
     _agent(
         "success with one worker still running",
-        "if state.running_ranks:\n    return AgentDecision(state)",
+        "if round_.running_ranks:\n    return AgentDecision(state)",
         "",
     ),
     _agent(
         "a greeting forgets the failure",
-        "state.assignment and state.failure",
+        "round_ is not None and round_.failure is not None",
         "False",
     ),
     _agent(
         "a cut-off node goes on",
-        "AgentDecision(replace(state, frozen=True), (FreezeWorkers(True), log))",
-        "AgentDecision(state, (log,))",
+        "AgentDecision(frozen, (FreezeWorkers(True), Log(f'{reason}: the workers are frozen')))",
+        "AgentDecision(state, (Log(f'{reason}: the workers are frozen'),))",
     ),
     _agent(
         "a node that ends on plan reports success",
-        "if state.stopped_as_planned:\n    return _stop(state, state.stop_grace)",
+        "if round_.stopped_as_planned:\n    return begin_stop(state, state.stop_grace)",
         "",
     ),
     _agent(
         "a new round starts while the last one runs",
-        "state.phase is not AgentPhase.IDLE",
+        "not isinstance(state.activity, Idle)",
         "False",
-        within="_start",
+        within="start_round",
     ),
     _agent(
         "the workers stop at a last step that they have passed",
-        "round_id != state.round or state.phase is not AgentPhase.RUNNING",
+        "round_ is None or round_id != round_.id or not isinstance(state.activity, Running)",
         "True",
-        within="_last_step_missed",
+        within="last_step_missed",
     ),
     # ---- the operator
     _operator(
