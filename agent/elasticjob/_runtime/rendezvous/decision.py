@@ -32,7 +32,7 @@ Rule: TypeAlias = Callable[[CoordinatorState, float], "RoundDecision | None"]
 
 
 def count_missing(missing: int, size: int) -> str:
-    """Return "1 of 2 nodes is missing", "2 of 4 nodes are missing" and so on."""
+    """Return "1 of 2 agents is missing", "2 of 4 agents are missing" and so on."""
     return f"{missing} of {with_noun(size, 'node')} {'is' if missing == 1 else 'are'} missing"
 
 

@@ -1,9 +1,9 @@
 """After which events of a batch the rules need not run. Pure.
 
-The rules look at every node, so `rounds.decide_together` runs them once for many events that arrived together. What is
-charged must not depend on that. So the rules run before and after each event that one of them may answer with the end
-of a round, of recovery or of the job, or that changes how the end of a round is read. They wait only after an event
-that `may_wait` knows to be none of these, which costs the same in a job of any size.
+To run the rules costs time for every agent, so `rounds.decide_together` runs them once for many events that arrived
+together. What is charged must not depend on that. Therefore the rules run before and after each event that may end a
+round, the recovery or the job, and before and after each that changes what the end of a round means. They wait only if
+`may_wait` knows that an event is none of these. That check costs the same in a job of any size.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ class OpenCounts:
     counting: int = 0
     """Members of the round whose workers may run, and count steps: `round_break` waits for these."""
     connected: int = 0
-    """Connected nodes; counted during recovery only."""
+    """Connected agents; counted during recovery only."""
     wanted: int = _NEVER
-    """Connected nodes without which recovery does not end before its time-out."""
+    """Connected agents without which recovery does not end before its time-out."""
 
 
 @dataclass(frozen=True)
 class Settled:
-    """What is known of a state on which the rules have run, so that the next event need not look at every node."""
+    """What is known of a state after the rules have run, so that the next event costs no time for every agent."""
 
     until: float | None
     """No rule applies before this time unless an event comes; None: ever."""
@@ -92,7 +92,7 @@ def _counts_steps(state: CoordinatorState, agent_id: str) -> bool:
 
 
 def follow(counts: OpenCounts, before: CoordinatorState, after: CoordinatorState, agent_id: str) -> OpenCounts:
-    """Return the counts after an event of this node."""
+    """Return the counts after an event of this agent."""
     if after.recovering_until is not None:
         old, new = before.agents.get(agent_id), after.agents.get(agent_id)
         size = new.membership.assignment.group_world_size if new and new.membership else counts.wanted
@@ -139,7 +139,7 @@ def may_wait(state: CoordinatorState, event: CoordinatorEvent, counts: OpenCount
     if agent is None:
         return True
     if member is None or member.lost:
-        # A node that joins may end a running round; one that does not join any more must not prevent that.
+        # A joining agent may end a running round. One that left in the meantime must not prevent that.
         gone = isinstance(event, AgentDisconnected) or isinstance(event.message, Leaving)
         return round_.ending is not None or not gone
     if isinstance(event, AgentDisconnected):
@@ -150,7 +150,7 @@ def may_wait(state: CoordinatorState, event: CoordinatorEvent, counts: OpenCount
 def _recovery_may_wait(
     state: CoordinatorState, event: AgentMessage | AgentDisconnected, counts: OpenCounts, now: float
 ) -> bool:
-    """Return whether recovery goes on after this event, because too few nodes are connected."""
+    """Return whether recovery goes on after this event, because too few agents are connected."""
     wanted = counts.wanted
     deadline = state.announced_at + RECONNECT_GRACE if state.took_over else state.recovering_until
     due = deadline is not None and now >= deadline and bool(state.agents)
@@ -163,7 +163,7 @@ def _recovery_may_wait(
 
 
 def _announcement_may_wait(state: CoordinatorState, round_: Round, agent_id: str, announce: Announce) -> bool:
-    """Return whether a node that connects neither takes another node's index nor reports a change of a member."""
+    """Return whether an announcement takes no other agent's index and reports no change of a member."""
     member, agent = round_.members.get(agent_id), state.agents.get(agent_id)
     if announce.index == ANY_INDEX and agent is None:
         return False
@@ -214,7 +214,7 @@ def changes_no_rule(state: CoordinatorState, event: CoordinatorEvent, counts: Op
 
     `may_wait` holds for the event. It is one of many messages that the members of a large round send while it starts,
     succeeds or ends: none of them is the last that a rule waits for. To run the rules after each would cost the square
-    of the number of nodes when the messages arrive one after the other.
+    of the number of agents when the messages arrive one after the other.
     """
     round_ = state.round
     settled = state.recovering_until is None and state.outcome is None and not state.closed_reason

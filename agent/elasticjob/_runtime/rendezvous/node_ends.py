@@ -1,8 +1,8 @@
-"""Ends of machines that are announced with a time: the nodes there get the seconds that are left. Pure.
+"""Nodes whose end is announced with a time: the agents there are sent how many seconds are left. Pure.
 
 The operator sends times of its own clock, and the time of that clock at which it sends them. The coordinator adds their
 difference to its own clock, and each agent adds what is left to its own. So clocks of different hosts are not compared,
-and an end is late by no more than the messages need on their way.
+and the result is late by at most the time that the messages need.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def receive_ends(state: CoordinatorState, view: OperatorView, now: float) -> Coo
 
 
 def changed_ends(before: CoordinatorState, after: CoordinatorState, now: float) -> tuple[SendToAgent, ...]:
-    """Return the messages to the connected nodes whose known end has changed."""
+    """Return the messages to the connected agents for whose Node the known end has changed."""
     if before.node_ends == after.node_ends:
         return ()
     agents = (n for n in after.agents.values() if before.node_ends.get(n.pod) != after.node_ends.get(n.pod))
@@ -39,9 +39,9 @@ def changed_ends(before: CoordinatorState, after: CoordinatorState, now: float) 
 
 
 def known_ends(state: CoordinatorState, agents: Iterable[KnownAgent], now: float) -> tuple[SendToAgent, ...]:
-    """Return the messages to those of these nodes that are connected and whose end is known.
+    """Return the messages to those agents that are connected and whose Node ends at a known time.
 
-    A node that knows one which was withdrawn gets a message too.
+    An agent also gets a message if it knows an end that was withdrawn.
     """
     named = state.operator_view.ending_pods is not None
     concerned = (n for n in agents if n.pod in state.node_ends or (named and n.knows_machine_end))

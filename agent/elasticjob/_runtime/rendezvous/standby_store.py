@@ -1,6 +1,6 @@
 """The standby store: a successor that the operator creates before the present store is lost. Pure.
 
-A standby store is *passive*: it collects what nodes announce, and neither answers nor decides. Nodes that lose the
+A standby store is *passive*: it collects what agents announce, and neither answers nor decides. Agents that lose the
 present store announce themselves here, and return to the present store if it answers first. The standby store takes
 over, which makes it an ordinary store that recovers, when
 
@@ -9,7 +9,7 @@ over, which makes it an ordinary store that recovers, when
   store then misses half of that round or more, and starts no round without the operator's confirmation
   (docs/store-loss.md, "Why this is safe").
 
-It waits only briefly for the missing nodes, because they have lost the present store for the same reason.
+It waits only briefly for the missing agents, because they have lost the present store for the same reason.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from elasticjob._runtime.rendezvous.store_recovery import count_newest_round
 
 
 def take_over(state: CoordinatorState, now: float) -> RoundDecision | None:
-    """Make a passive standby store active, if it may be: it recovers with the nodes that are connected."""
+    """Make a passive standby store active, if it may take over. It then recovers with the agents that are connected."""
     if not state.passive or state.retired:
         return None
     if state.operator_view.serving == state.store_incarnation:
@@ -41,19 +41,18 @@ def take_over(state: CoordinatorState, now: float) -> RoundDecision | None:
 def has_majority(state: CoordinatorState) -> bool:
     """Return whether more than half of the newest round is connected, so that the operator need not decide.
 
-    It does decide where an earlier process of this store may have been active, or where no operator has sent its view.
+    The operator does decide if an earlier process of this store may have been active, or if none has sent its view yet.
     """
     connected, size = count_newest_round(state)
     return state.operator_seen and not state.restarted and 2 * connected > size
 
 
 def may_end(state: CoordinatorState, *, without_standby: bool) -> bool:
-    """Return whether a store that was asked to end may do so now, without cost for its nodes.
+    """Return whether a store that was asked to end may do so now, without cost for its agents.
 
-    It may if it is not the job's store, or no node is connected, or the job has ended. Else it first concludes a round
-    that ends, because a successor does not know how long the members may take, and waits for the workers of one that
-    starts. Then it waits, unless `without_standby`, until its nodes know a standby store, to which they go with their
-    round.
+    It may if it is not the job's store, or no agent is connected, or the job has ended. Otherwise it first finishes
+    ending the current round (a successor would not know the grace periods), or waits until a starting round runs. Then
+    it waits, unless `without_standby`, until its agents know a standby store, to which they move with their round.
     """
     if state.passive or state.newer_store is not None or state.outcome is not None:
         return True

@@ -1,11 +1,11 @@
 """What a successor store does with the round that it finds. Pure.
 
-Nodes go on training while no store runs, and announce what they run when they connect to the successor. The newest
-round that any node still runs is restored if all its members are connected and run or have succeeded. It ends if one is
-missing, failed or stopped. A round in which a node reported a failure ends here too, even if all its workers have
+Agents go on training while no store runs, and announce what they run when they connect to the successor. The newest
+round that any agent still runs is restored if all its members are connected and run or have succeeded. It ends if one
+is missing, failed or stopped. A round in which an agent reported a failure ends here too, even if all its workers have
 stopped by then, because the failure must be charged.
 
-If all connected members have succeeded and others are missing, the store waits for the operator: the missing nodes may
+If all connected members have succeeded and others are missing, the store waits for the operator: the missing agents may
 have learned already that the job succeeded. With successPolicy Any they may have if any member is missing.
 """
 
@@ -47,7 +47,7 @@ class RecoveryDecision:
     """How recovery ends."""
 
     round: Round | None
-    """The round that was found; None if no node runs one and none failed."""
+    """The round that was found; None if no agent runs one and none failed."""
     end: EndReason | None
     """Why the round must end; None if it goes on."""
     reason: str
@@ -59,7 +59,7 @@ def record_message(
     message: WorkersStarted | WorkersFailed | WorkersSucceeded | WorkersStopped,
     reached: MemberState,
 ) -> CoordinatorState:
-    """Return the state with what a node reported about the round that it announced, while the store recovers."""
+    """Return the state with what an agent reported about the round that it announced, while the store recovers."""
     if agent.membership is None or agent.membership.assignment.round != message.round:
         return state
     state = set_agent(state, replace(agent, membership=replace(agent.membership, state=reached)))
@@ -70,7 +70,7 @@ def record_message(
 
 
 def evaluate_recovery(state: CoordinatorState, now: float) -> RecoveryDecision | None:
-    """Return how recovery ends; None if it is over, or while the store waits for more nodes or for the operator."""
+    """Return how recovery ends; None if it is over, or while the store waits for more agents or for the operator."""
     if state.recovering_until is None:
         return None
     newest = _newest_unsettled_round(state)
@@ -82,7 +82,7 @@ def evaluate_recovery(state: CoordinatorState, now: float) -> RecoveryDecision |
         return None
     one = state.settings.success_policy is SuccessPolicy.ANY
     if found and not state.operator_seen and all(one or m.state is MemberState.SUCCEEDED for m in found.values()):
-        # The missing nodes may have learned that the job succeeded; the operator knows. Workers that run go on.
+        # The missing agents may have learned that the job succeeded; the operator knows. Workers that run go on.
         return None
     if newest is None:
         return RecoveryDecision(None, None, "no round to restore")
@@ -91,7 +91,8 @@ def evaluate_recovery(state: CoordinatorState, now: float) -> RecoveryDecision |
 
 
 def _newest_unsettled_round(state: CoordinatorState) -> RoundId | None:
-    """Return the newest round of the connected nodes that must go on or end: one runs it, or reported a failure."""
+    """Return the newest round that a connected agent runs, or in which one has reported a failure: it goes on or
+    ends."""
     connected = [n for n in state.agents.values() if n.disconnected_at is None and n.membership is not None]
     failed = state.recovery_failures
     unsettled = (r for n in connected if (r := _last_round_id(n)) in failed or _runs_workers(n))
@@ -111,7 +112,7 @@ def _recover_all(state: CoordinatorState, round_id: RoundId, found: dict[str, Me
 
 
 def with_last_round(state: CoordinatorState) -> CoordinatorState:
-    """Return the state with the newest round of the connected nodes as the last one; no node runs workers of any.
+    """Return the state with the newest round of the connected agents as the last one; no agent runs workers of any.
 
     Without such a round the history stays unknown.
     """
@@ -164,7 +165,7 @@ def count_newest_round(state: CoordinatorState) -> tuple[int, int]:
     """Return how many members of the newest announced round are connected, and its size; (0, 0) without a round.
 
     A round older than the newest one that the operator knows does not count: the present store may have started a later
-    one, with a confirmation, without the nodes that are here.
+    one, with a confirmation, without the agents that are connected here.
     """
     connected = (n.membership for n in state.agents.values() if n.disconnected_at is None)
     memberships = [m.assignment for m in connected if m is not None]
@@ -183,10 +184,10 @@ def _waited_long_enough(state: CoordinatorState, now: float) -> bool:
 
 
 def takeover_deadline(state: CoordinatorState) -> float | None:
-    """Return until when a standby store that has taken over waits for more nodes; None: as any other store.
+    """Return until when a standby store that has taken over waits for more agents; None: as any other store.
 
-    It needs more than half of the newest round. The missing nodes lost the old store when the others did: those beside
-    it may be lost with it, and are if its machine has vanished; all others come soon.
+    It needs more than half of the newest round. The missing agents lost the old store when the others did. Those on its
+    Node may be lost with it, and are lost if the Node has vanished. All others connect soon.
     """
     if state.recovering_until is None or not state.took_over:
         return None
@@ -203,7 +204,7 @@ def takeover_deadline(state: CoordinatorState) -> float | None:
 
 
 def lost_node_deadline(state: CoordinatorState) -> float | None:
-    """Return until when the store waits for pods on lost Kubernetes nodes; None if there are none."""
+    """Return until when the store waits for pods on lost Nodes; None if there are none."""
     if state.recovering_until is None or not any(p.state is PodState.LOST for p in state.pods.values()):
         return None
     if state.took_over:
@@ -212,7 +213,7 @@ def lost_node_deadline(state: CoordinatorState) -> float | None:
 
 
 def _all_expected_connected(state: CoordinatorState, now: float) -> bool:
-    """Return whether every running pod is connected. Pods on a lost node count until `lost_node_deadline`."""
+    """Return whether every running pod is connected. Pods on a lost Node count until `lost_node_deadline`."""
     if not state.operator_seen:
         return False
     deadline = lost_node_deadline(state)

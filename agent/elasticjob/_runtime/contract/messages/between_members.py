@@ -9,11 +9,11 @@ from elasticjob._runtime.contract.names import RoundId
 
 @dataclass(frozen=True)
 class MemberLink:
-    """First message on a node's link to the store of its round. Group rank 0 knows by it which nodes it reaches."""
+    """First message on a member's link to the store of its round. It shows group rank 0 which members it reaches."""
 
     round: RoundId
     group_rank: int
-    """Group rank of the node."""
+    """Group rank of the sender."""
 
 
 @dataclass(frozen=True)

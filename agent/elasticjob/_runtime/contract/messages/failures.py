@@ -9,7 +9,7 @@ from elasticjob._runtime.contract.text import printable
 
 
 class FailureClass(str, Enum):
-    """Classes of failures of a worker, or of its whole node."""
+    """Classes of failures of a worker, or of its whole worker pod."""
 
     USER_ERROR = "UserError"
     """The training program failed: an exception, a non-zero exit code, a crash."""
@@ -22,18 +22,19 @@ class FailureClass(str, Enum):
     HANG = "Hang"
     """The worker made no progress within the progress timeout."""
     NODE_LOST = "NodeLost"
-    """The node, or the connection to it, was lost."""
+    """The worker pod, or the connection to its agent, was lost."""
     PREEMPTED = "Preempted"
-    """Kubernetes ended the pod: preemption, eviction, drain, or shutdown of its node."""
+    """Kubernetes ended the pod: preemption, eviction, drain, or shutdown of its Node."""
     START_ERROR = "StartError"
     """The command could not be executed."""
     DEVICE_UNHEALTHY = "DeviceUnhealthy"
-    """The node cannot train: a GPU, memory, disk or clock problem, or a worker that SIGKILL does not end."""
+    """The worker pod cannot train on its Node: a GPU, memory, disk or clock problem, or a worker that SIGKILL does not
+    end."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """One failure of a worker or of a node."""
+    """One failure of a worker, or of a whole worker pod."""
 
     kind: FailureClass
     pod: str
@@ -41,7 +42,7 @@ class Failure:
     time: float
     """When it happened; Unix seconds."""
     rank: int | None = None
-    """Global rank of the worker; None if the whole node failed, or if no worker existed yet."""
+    """Global rank of the worker; None if the whole worker pod failed, or if no worker existed yet."""
     exit_code: int | None = None
     """None if the worker did not exit by itself."""
     signal: str = ""
@@ -55,25 +56,25 @@ class Failure:
     waits_for_peers: bool = False
     """Hangs only: the worker's stack shows that it waits in torch, where ranks wait for each other."""
     suspected: bool = False
-    """DEVICE_UNHEALTHY only: a healthy machine may show the same. The first time, the job only moves away from it."""
+    """DEVICE_UNHEALTHY only: a healthy Node may show the same. The first time, the job only moves to another Node."""
     ended_ranks: tuple[int, ...] = ()
     """COLLECTIVE_FAILED only: global ranks of workers that had ended with success before. The coordinator adds
     them."""
 
     def __post_init__(self) -> None:
-        # A worker wrote them. They get to terminals, and to the API server, which refuses what is no Unicode.
+        # A worker wrote these texts. They reach terminals, and the API server, which refuses text that is not Unicode.
         object.__setattr__(self, "exception", printable(self.exception))
         object.__setattr__(self, "message", printable(self.message))
 
 
 class Outcome(str, Enum):
-    """How a job, or the part of one node in it, ended."""
+    """How a job ended, or the part that one agent had in it."""
 
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
     LEFT = "Left"
-    """The node left, for example because its pod was drained. The job goes on without it."""
+    """The agent left, for example because its pod was drained. The job goes on without it."""
     SUPERSEDED = "Superseded"
-    """A newer pod has the node's index."""
+    """A newer pod has this agent's index."""
     ERROR = "Error"
     """The agent could not do its work, e.g. it never reached the store."""

@@ -11,61 +11,61 @@ from elasticjob._runtime.contract.messages.to_agents import StartRound
 from elasticjob._runtime.contract.names import RoundId
 
 ANY_INDEX = -1
-"""`Announce.index` of a node that no operator has numbered, e.g. under a stock torchrun."""
+"""`Announce.index` of an agent that no operator has numbered, e.g. under a stock torchrun."""
 
 
 class MemberState(str, Enum):
-    """State of one node's workers in a round."""
+    """State of one agent's workers in a round."""
 
     STARTING = "starting"
     RUNNING = "running"
     SUCCEEDED = "succeeded"
-    """Every worker of the node exited 0."""
+    """Every worker of the agent exited 0."""
     FAILED = "failed"
-    """A worker failed; others of the node may still run."""
+    """A worker failed; others of the agent may still run."""
     STOPPED = "stopped"
-    """No worker of the round is left on the node."""
+    """No worker of the round is left in the agent's pod."""
 
 
 @dataclass(frozen=True)
 class NewProcesses:
-    """The processes that a node has to start for its next round, and what starts and rounds have taken there.
+    """The processes that an agent has to start for its next round, and how long its starts and rounds have taken.
 
     Only scripts whose function can be called again (`@elasticjob.restartable`) have other processes, which wait.
     """
 
     count: int = 0
-    """Workers of the node without a process that waits for the next round."""
+    """Workers of the agent without a process that waits for the next round."""
     start_seconds: float | None = None
-    """Seconds from the last start of a process in a round to its function, the longest of the node's processes started
+    """Seconds from the last start of a process in a round to its function, the longest of the agent's processes started
     together; None if that is unknown."""
     form_seconds: float | None = None
-    """Seconds from the call of the function to the end of `State.sync` in the node's last round that came so far: the
+    """Seconds from the call of the function to the end of `State.sync` in the agent's last round that got there: the
     ranks form their group, and wait for the slowest. None if that is unknown."""
     may_start_ahead: bool = True
-    """False: a process that the node started ahead of a round ended before the function, and none has come to it."""
+    """False: a prestarted process of the agent ended before it reached the function, and none has reached it."""
     keeps_newest_state: bool = False
-    """The processes of this node that wait for the next round were brought to the newest state in the last one, and
-    need no memory of another node. False for shards (`elasticjob.ShardedState`)."""
+    """The processes of this agent that wait for the next round were brought to the newest state in the last one. They
+    need no memory of another worker pod. False for shards (`elasticjob.ShardedState`)."""
 
 
 NO_NEW_PROCESSES = NewProcesses()
-"""A node that has had no round, or one whose processes all wait for the next one."""
+"""An agent that has had no round, or one whose processes all wait for the next one."""
 
 
 @dataclass(frozen=True)
 class LastMembership:
-    """The last round that a node was in. A coordinator that has just started may not know that round."""
+    """The last round that an agent was in. A coordinator that has just started may not know that round."""
 
     assignment: StartRound
     state: MemberState
     results_ended: bool = False
-    """Whether its workers count no step of that round any more, and wait for `BreakRound`: as `NodeResultsEnded`."""
+    """Its workers count no more steps of that round, and wait for `BreakRound`, as after `NodeResultsEnded`."""
 
 
 @dataclass(frozen=True)
 class Announce:
-    """First message of a node on every connection. It carries the node's whole state."""
+    """First message of an agent on every connection. It carries the agent's whole state."""
 
     index: int
     """Index of the pod in the job. `ANY_INDEX`: the coordinator assigns the lowest free index."""
@@ -75,37 +75,37 @@ class Announce:
     """Random id of the agent process. The same id on a new connection is the same agent, which reconnected."""
     pod: str
     address: str
-    """IP address or host name at which other nodes reach this node."""
+    """IP address or host name at which other worker pods reach this one."""
     store_port: int
-    """Port on which the node's process-group store listens. A round with rank 0 on this node uses that store."""
+    """Port on which the agent's process-group store listens. A round whose rank 0 this agent starts uses that store."""
     local_world_size: int
-    """Workers of this node."""
+    """Number of workers that this agent starts."""
     role: str = "default"
     """torch's role name of the workers."""
     ready: bool = False
-    """As the message `Ready`: the node can start workers at once."""
+    """As the message `Ready`: the agent can start workers at once."""
     membership: LastMembership | None = None
-    """None if the node has not been in a round."""
+    """None if the agent has not been in a round."""
     fork_disabled_reason: str = ""
     """Why workers start by exec although preloading is configured; empty if they are forked or `preload` is empty."""
     store_vanished: bool = False
-    """Only keep-alive detected that the node's last link was lost: the machine of that store is down or cut off."""
+    """Only keep-alive detected that the agent's last link was lost: the Node of that store is down or cut off."""
     restartable: bool = False
-    """A worker of this node has called a function that the agent can have called again (`@elasticjob.restartable`).
-    Only the node of group rank 0 reports it: all nodes run the same script."""
+    """A worker of this agent has called a function that the agent can have called again (`@elasticjob.restartable`).
+    Only the agent of group rank 0 reports it: all agents run the same script."""
     hang_guard: str = ""
-    """What ends a hang of this node's workers, for people, where the job has no hangPolicy and torch's own time-out is
-    off (`@elasticjob.restartable`); empty if that is not so. Only the node of group rank 0 reports it."""
+    """What ends a hang of this agent's workers, for people, where the job has no hangPolicy and torch's own time-out is
+    off (`@elasticjob.restartable`); empty if that is not so. Only the agent of group rank 0 reports it."""
     new_processes: NewProcesses = NO_NEW_PROCESSES
-    """As in `WorkersStopped`; its count is 0 while workers run, or are started ahead of a round."""
+    """As in `WorkersStopped`; its count is 0 while workers run, or are prestarted."""
     knows_machine_end: bool = False
-    """The node has been sent a `MachineEnd` with a time, which may have been withdrawn while it had no link."""
+    """The agent has been sent a `MachineEnd` with a time, which may have been withdrawn while it had no link."""
 
 
 @dataclass(frozen=True)
 class Ready:
-    """The node is healthy, its imports are done, and it can start workers at once. Sent again when a field changes, and
-    when processes that were started ahead of a round wait at their function."""
+    """The agent is healthy, its imports are done, and it can start workers at once. Sent again when a field changes,
+    and when prestarted processes wait at their function."""
 
     fork_disabled_reason: str = ""
     """As in `Announce`."""
@@ -117,7 +117,7 @@ class Ready:
 
 @dataclass(frozen=True)
 class WorkersStarted:
-    """All workers of the node run."""
+    """All workers of the agent run."""
 
     round: RoundId
 
@@ -143,16 +143,17 @@ class WorkersStalled:
 
 @dataclass(frozen=True)
 class WorkersSucceeded:
-    """Every local worker exited 0. The node waits for `Finish`; it may have to run again in another round."""
+    """Every local worker exited 0. The agent waits for `Finish`; it may have to run again in another round."""
 
     round: RoundId
 
 
 @dataclass(frozen=True)
 class NodeResultsEnded:
-    """No worker of the round counts a step any more on this node, and they wait for `BreakRound` to leave collectives.
+    """The agent's workers count no more steps of the round, and wait for `BreakRound` to leave their collectives.
 
-    Sent only by nodes whose workers use devices that work behind the host (see `restart_messages.ResultsEnded`).
+    Sent only by agents whose workers use devices that work asynchronously to the host (see
+    `restart_messages.ResultsEnded`).
     """
 
     round: RoundId
@@ -160,36 +161,36 @@ class NodeResultsEnded:
 
 @dataclass(frozen=True)
 class WorkersStopped:
-    """No worker of the round is left on this node."""
+    """No worker of the round is left in the agent's pod."""
 
     round: RoundId
     store_port: int
     """Port of a fresh process-group store for the next round."""
     ended_ranks: tuple[int, ...] = ()
-    """Global ranks of the node's workers that had succeeded before a stop."""
+    """Global ranks of the agent's workers that had succeeded before a stop."""
     has_state: bool = True
-    """Whether the node may have a training state: in a process that has trained and stays, or in its memory."""
+    """Whether the worker pod may have a training state: in a process that has trained and stays, or in its memory."""
     new_processes: NewProcesses = NO_NEW_PROCESSES
-    """What the node has to start for its next round."""
+    """What the agent has to start for its next round."""
 
 
 @dataclass(frozen=True)
 class Leaving:
-    """The node is drained, or cannot train.
+    """The agent is drained, or cannot train.
 
-    A member then waits for `EndRound` and stops its workers. Every leaving node ends with `Finish`.
+    A member then waits for `EndRound` and stops its workers. Every leaving agent ends with `Finish`.
     """
 
     reason: str
     failure: Failure | None = None
-    """Why the node cannot train; the operator then replaces its pod on another machine. None if it is drained."""
+    """Why the agent cannot train; the operator then replaces its pod on another Node. None if it is drained."""
 
 
 @dataclass(frozen=True)
 class Close:
     """Form no more rounds (torch's `set_closed`). Ignored if the job has an operator, which decides when it ends.
 
-    Without an `Announce` before it, the sender is a visitor and no node: it gets the answer to `QueryClosed`.
+    Without an `Announce` before it, the sender is a visitor, not an agent: it gets the answer to `QueryClosed`.
     """
 
     reason: str
@@ -207,13 +208,13 @@ class QueryClosed:
 class StepReport:
     """Answer to `PlanEnd`.
 
-    Unless `step` is None, the node holds its workers at their next report until `EndRound` names the last step, or
+    Unless `step` is None, the agent holds its workers at their next report until `EndRound` names the last step, or
     until the hold expires.
     """
 
     round: RoundId
     step: int | None
-    """The latest step that any worker of the node can reach before it is held; None if not all report their steps."""
+    """The latest step that any worker of the agent can reach before it is held; None if not all report their steps."""
 
 
 @dataclass(frozen=True)
@@ -237,7 +238,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class TrainingProgress:
-    """What the script of rank 0 has reported by `elasticjob.progress`. Sent by the node of rank 0, if it changes."""
+    """What the script of rank 0 has reported by `elasticjob.progress`. Sent by the agent of rank 0, if it changes."""
 
     round: RoundId
     step: int
@@ -259,15 +260,15 @@ class StateReceived:
     """Bytes."""
     seconds: float
     interface: str = ""
-    """Network interface that has received it, on this rank's machine; empty if unknown."""
+    """Network interface of the rank's pod that has received it; empty if unknown."""
 
 
 @dataclass(frozen=True)
 class NewerStore:
-    """Sent instead of `Announce` to a store that is older than one the node has met. That store then closes itself."""
+    """The agent has connected to a newer store. The older one, which gets this instead of `Announce`, closes itself."""
 
     incarnation: int
-    """Highest incarnation of a store that the node has met."""
+    """Highest incarnation of a store to which the agent has connected."""
 
 
 NodeToCoordinator: TypeAlias = (

@@ -19,7 +19,7 @@ class PodState(str, Enum):
     DRAINING = "draining"
     """Being deleted or evicted: no round may include it."""
     UNSCHEDULABLE = "unschedulable"
-    """Pending without a machine, or its image cannot be pulled: no round waits for it."""
+    """Pending without a Node, or its image cannot be pulled. No round waits for it."""
     LOST = "lost"
     """Kubernetes reports it running, but its kubelet is silent: a recovering store waits for it only briefly."""
 
@@ -35,16 +35,16 @@ class ExpectedPod:
     state: PodState = PodState.RUNNING
     """RUNNING also where this store does not know the state that the operator has sent."""
     topology: tuple[str, ...] = ()
-    """Where its machine is, from the widest place to the narrowest, such as zone and rack; empty if that is unknown."""
+    """Where its Node is, from the widest place to the narrowest, such as zone and rack; empty if that is unknown."""
 
 
 @dataclass(frozen=True)
 class EndingPod:
-    """A pod on a machine of which it is known when it ends."""
+    """A pod whose Node is about to end at a known time."""
 
     pod: str
     time: float
-    """When the machine ends, Unix seconds."""
+    """When the Node ends, Unix seconds."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class OperatorView:
     """Copy of `Report.confirmation_request`: the operator confirms that this is the job's only store. 0: nothing is
     confirmed."""
     confirmed_half: bool = False
-    """The confirmation holds only while no more than half of the last round's nodes are missing."""
+    """The confirmation holds only while no more than half of the last round's members are missing."""
     charged_rounds: tuple[RoundId, ...] = ()
     """Rounds after `charged_round` that `charged` includes already, because a pod failed as their member."""
     finish: Finish | None = None
@@ -76,7 +76,7 @@ class OperatorView:
     serving: int = -1
     """Incarnation of the store that status names. A standby store that it names becomes active."""
     standby_store: StandbyStore | None = None
-    """The standby store, once it can take over; None: there is none that the nodes may use."""
+    """The standby store, once it can take over; None: there is none that the agents may use."""
     retired: bool = False
     """To a passive standby store: it must never become active."""
     charged_since: float = 0.0
@@ -85,9 +85,9 @@ class OperatorView:
     """The newest round that the operator knows of, if all its workers had started. A standby store takes over for this
     round or a newer one only, and no store takes an older one for the last round."""
     beside_store: tuple[str, ...] = ()
-    """Names of the pods on the node of the store that status names: they are lost together with that node."""
+    """Names of the worker pods on the Node of the store that status names: they are lost together with that Node."""
     sent_at: float = 0.0
     """When the operator sends this view, Unix seconds of the clock by which it knows `ending_pods`."""
     ending_pods: tuple[EndingPod, ...] | None = None
-    """Worker pods on machines that are about to end, where the time is known; None while the operator sees no Nodes:
-    what it has sent before holds."""
+    """Worker pods on Nodes that are about to end at a known time. None while the operator cannot see Nodes: the ends
+    that it sent before still hold."""

@@ -17,9 +17,9 @@ class RoundPhase(str, Enum):
     STANDBY = "Standby"
     """The store is a passive standby store: it collects announcements and decides nothing."""
     RECOVERING = "Recovering"
-    """The store has replaced another one and collects the nodes' announcements before it decides anything."""
+    """The store has replaced another one and collects the agents' announcements before it decides anything."""
     GATHERING = "Gathering"
-    """No round runs; the coordinator waits for nodes."""
+    """No round runs; the coordinator waits for agents."""
     RUNNING = "Running"
     ENDING = "Ending"
     """The members of a round stop their workers."""
@@ -32,14 +32,14 @@ class EndReason(str, Enum):
     WORKER_FAILED = "WorkerFailed"
     """A worker failed or hung by itself. The only reason for which a restart is charged."""
     AGENT_LOST = "AgentLost"
-    """A node's connection was lost, or the node did not stop its workers in time, or the last process with the training
-    state ended as the round began."""
+    """An agent's connection was lost, or the agent did not stop its workers in time, or the last process with the
+    training state ended as the round began."""
     NODE_LEFT = "NodeLeft"
-    """A node was drained, its pod was deleted, or the node was unhealthy, and it left."""
+    """An agent was drained, its pod was deleted, or the agent was unhealthy, and it left."""
     SCALING_UP = "ScalingUp"
-    """Ready nodes join."""
+    """Ready agents join."""
     SCALING_DOWN = "ScalingDown"
-    """The job needs fewer nodes, or none of the indices that left."""
+    """The job needs fewer worker pods, or none of the indices that left."""
     SUCCEEDED = "Succeeded"
 
 
@@ -118,15 +118,15 @@ class StateTransfer:
 
 @dataclass(frozen=True)
 class NodeReport:
-    """One connected node."""
+    """One connected agent."""
 
     index: int
     incarnation: int
     pod: str
     ready: bool
-    """The node can start workers at once."""
+    """The agent can start workers at once."""
     member: bool
-    """The node is in the current round."""
+    """The agent is in the current round."""
 
 
 @dataclass(frozen=True)
@@ -155,9 +155,9 @@ class Report:
     lost_pods: tuple[str, ...] = ()
     """Names of pods that are disconnected, or do not stop an old round, although the operator lists them as running."""
     unhealthy: tuple[Failure, ...] = ()
-    """One failure for each listed pod whose node cannot train and needs a replacement on another machine."""
+    """One failure for each listed pod that cannot train where it is, and needs a replacement on another Node."""
     active: int = 0
-    """Nodes in the round."""
+    """Members of the round."""
     recovery: RecoverySeconds | None = None
     """Recovery from the last fault, once it is complete."""
     confirmation_request: float = 0.0
@@ -179,7 +179,8 @@ class Report:
     straggler: Straggler | None = None
     """The straggler of the current round."""
     progress: TrainingProgress | None = None
-    """The last one of any round; None if the script reports none. A change of it alone is reported rarely."""
+    """The last progress of any round; None if the script reports none. If nothing else changes, it is reported
+    rarely."""
     state_transfer: StateTransfer | None = None
     """None if no rank has received a state since this store began."""
     lost: tuple[LostTime, ...] = ()

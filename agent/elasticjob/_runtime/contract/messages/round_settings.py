@@ -19,12 +19,12 @@ class HangAction(str, Enum):
 
 
 class RestartStrategy(str, Enum):
-    """What follows a round that a failed worker or a lost node ended (`spec.restartStrategy`)."""
+    """What follows a round that a failed worker or a lost member ended (`spec.restartStrategy`)."""
 
     IN_PLACE = "InPlace"
-    """The agents of its nodes start workers again."""
+    """Its members start workers again."""
     RECREATE = "Recreate"
-    """Its nodes leave; the operator replaces their pods."""
+    """Its members leave; the operator replaces their pods."""
 
 
 class SuccessPolicy(str, Enum):
@@ -37,7 +37,7 @@ class SuccessPolicy(str, Enum):
 
 
 def allowed_size(nodes: int, low: int, increment: int) -> int:
-    """Return the largest size of at most `nodes` nodes that is `low` plus a multiple of `increment`.
+    """Return the largest size of a round, at most `nodes` members, that is `low` plus a multiple of `increment`.
 
     `nodes` is at least `low`.
     """
@@ -51,15 +51,15 @@ class RoundSettings:
     min_nodes: int
     max_nodes: int
     target: int
-    """Nodes that the round should have now (`spec.replicas`), from `min_nodes` to `max_nodes`."""
+    """Members that the round should have now (`spec.replicas`), from `min_nodes` to `max_nodes`."""
     spares: int = 0
-    """Nodes beyond the target. They are standbys and replace lost nodes."""
+    """Worker pods beyond the target. They are standbys and replace lost members."""
     max_restarts: int = 3
     """Restarts before the job fails."""
     join_timeout: float = 600.0
-    """Seconds that a node waits for its first round before it gives up."""
+    """Seconds that an agent waits for its first round before it gives up."""
     last_call_timeout: float = 30.0
-    """Seconds that the first round waits for more nodes once `min_nodes` have announced themselves.
+    """Seconds that the first round waits for more agents once `min_nodes` have announced themselves.
 
     The last call applies only while no operator has named the expected pods.
     """
@@ -73,7 +73,7 @@ class RoundSettings:
     keep_alive_max_attempts: int = 3
     """Unanswered probes after which a link is lost."""
     scale_up_stabilization: float = 30.0
-    """Seconds that a running round waits for further ready nodes before it ends to take in those that are ready."""
+    """Seconds that a running round waits for further ready agents before it ends to take in those that are ready."""
     progress_timeout: float = 0.0
     """Seconds without a step that make a hang; 0 disables the check. A change applies from the next round."""
     hang_action: HangAction = HangAction.RESTART_GROUP
@@ -107,10 +107,10 @@ class RoundSettings:
             raise ValueError(f"increment ({self.increment}) must be at least 1")
 
     def round_size(self, nodes: int) -> int:
-        """Return the size of a round for which `nodes` nodes, `min_nodes` or more, are available."""
+        """Return the size of a round for which this many agents, `min_nodes` or more, are available."""
         return allowed_size(min(nodes, self.target), self.min_nodes, self.increment)
 
     @property
     def desired_pods(self) -> int:
-        """Number of indices that have a pod. Any of their nodes may be a member or a standby."""
+        """Number of indices that have a pod. Any of their agents may be a member or a standby."""
         return self.target + self.spares

@@ -18,14 +18,14 @@ class Termination:
     outcome: Outcome
     reason: str
     round: RoundId | None = None
-    """The node's last round; None if it was in none."""
+    """The agent's last round; None if it was in none."""
     message: str = ""
     failure: Failure | None = None
 
 
 @dataclass(frozen=True)
 class InRound:
-    """What stands in /dev/termination-log from the start of a node's workers on.
+    """The content of /dev/termination-log from the moment when an agent starts its workers.
 
     The kubelet finds it there if the agent is killed with its workers, for example at the container's memory limit.
     """

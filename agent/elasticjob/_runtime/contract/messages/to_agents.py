@@ -11,23 +11,23 @@ from elasticjob._runtime.contract.names import RoundId
 
 @dataclass(frozen=True)
 class StartRound:
-    """A node's assignment in a new round: start the workers."""
+    """An agent's assignment in a new round: start the workers."""
 
     round: RoundId
     group_rank: int
-    """Rank of the node among the nodes of the round."""
+    """Rank of the agent among the members of the round, from 0."""
     group_world_size: int
-    """Nodes in the round."""
+    """Members of the round."""
     rank: int
-    """Global rank of the node's first worker; its other workers have the following ranks."""
+    """Global rank of the agent's first worker; its other workers have the following ranks."""
     world_size: int
     """Workers in the round."""
     role_rank: int
-    """Rank of the node's first worker within its role."""
+    """Rank of the agent's first worker within its role."""
     role_world_size: int
     """Workers of that role in the round."""
     master_addr: str
-    """Address of the process-group store, on the node of group rank 0."""
+    """Address of the process-group store, on the agent of group rank 0."""
     master_port: int
     restarts: int
     """Restarts counted against the budget so far: TORCHELASTIC_RESTART_COUNT."""
@@ -38,29 +38,29 @@ class StartRound:
     hang_ends_round: bool = True
     """False: a hang is only reported (`WorkersStalled`), and the workers are left running."""
     state_known: bool = True
-    """False: no node of the round has a training state, although there was a round before. What a script has read ahead
-    of this round, such as a checkpoint, may be outdated."""
+    """False: no member of the round has a training state, although there was a round before. What a script has read
+    before this round, such as a checkpoint, may be outdated."""
     member_addresses: tuple[str, ...] = ()
-    """For group rank 0: `Announce.address` of each node of the round, each address once. Its store serves the workers
-    there before their nodes have links to it. Empty for the other nodes."""
+    """For group rank 0: `Announce.address` of each member, each address once. Its store serves the workers
+    there before their agents have links to it. Empty for the other agents."""
 
 
 @dataclass(frozen=True)
 class Standby:
-    """The node is not in the current round: wait for `StartRound`."""
+    """The agent is not in the current round: wait for `StartRound`."""
 
     reason: str
     redundant: bool = False
-    """The round is full without this node (torch's redundancy list)."""
+    """The round is full without this agent (torch's redundancy list)."""
     provisional: StartRound | None = None
-    """For a script whose function can be called again: the ranks that the workers of this node would have if it joined
-    the present round as its last node, with `BEFORE_ROUNDS` and no address of a store. With these the node may run the
-    script up to its function ahead of the next round, in the processes that it has to start; `Ready` follows."""
+    """For a script whose function can be called again: the ranks that the workers of this agent would have if it joined
+    the present round as its last agent, with `BEFORE_ROUNDS` and no address of a store. With these the agent may
+    prestart the processes that it lacks: they run the script up to its function. `Ready` follows."""
 
 
 @dataclass(frozen=True)
 class Closed:
-    """No further round will form; a running round goes on. Nodes outside it get `Finish`."""
+    """No further round will form; a running round goes on. Agents outside it get `Finish`."""
 
     reason: str
 
@@ -77,10 +77,10 @@ class PlanEnd:
 class EndRound:
     """Stop the workers of the round, then answer `WorkersStopped`.
 
-    Without `last_step`, the node stops them: SIGTERM, `grace_seconds`, SIGKILL. With `last_step`, the workers stop by
+    Without `last_step`, the agent stops them: SIGTERM, `grace_seconds`, SIGKILL. With `last_step`, the workers stop by
     themselves after that step within `grace_seconds`; a second `EndRound`, without it, follows for workers that do not.
 
-    The node keeps the round's process-group store up until `Finish` or the next `StartRound`.
+    The agent keeps the round's process-group store up until `Finish` or the next `StartRound`.
     """
 
     round: RoundId
@@ -90,21 +90,22 @@ class EndRound:
     """The end was planned: a scale-up, a scale-down or a drain, not a failure."""
     last_step: int | None = None
     dump_stacks: bool = False
-    """A worker hangs: dump and report the stacks of this node's workers before stopping them."""
+    """A worker hangs: dump and report the stacks of this agent's workers before stopping them."""
 
 
 @dataclass(frozen=True)
 class BreakRound:
-    """No node of the round counts a step any more: its collectives may be broken. Answers `NodeResultsEnded`."""
+    """No member counts steps of the round any more: its collectives may be broken. Answers `NodeResultsEnded`."""
 
     round: RoundId
     discard: bool = False
-    """Other nodes have broken theirs before: the state of this node may have a part of a broken result."""
+    """Other members have broken theirs before: the state of this agent's workers may contain part of a broken
+    result."""
 
 
 @dataclass(frozen=True)
 class Finish:
-    """Last message to this node: write the termination message and exit."""
+    """Last message to this agent: write the termination message and exit."""
 
     outcome: Outcome
     reason: str
@@ -115,18 +116,18 @@ class Finish:
 
 @dataclass(frozen=True)
 class MachineEnd:
-    """When the node's machine ends, as it is announced. Sent when that changes, and after an `Announce` of a node whose
-    end is known or has been withdrawn."""
+    """When the Node of the agent's pod ends, as announced. Sent when that changes, and after an `Announce` of an agent
+    whose end is known or has been withdrawn."""
 
     seconds: float | None
-    """Seconds from now, 0 or more; None: the end is announced no longer."""
+    """Seconds from now, 0 or more; None: the announcement was withdrawn."""
 
 
 @dataclass(frozen=True)
 class StandbyStore:
-    """The standby store, to which the nodes go when they lose the present one.
+    """The standby store, to which the agents connect when they lose the present one.
 
-    The operator sends it to the store, which sends it to its nodes: after each `Announce`, and when it changes.
+    The operator sends it to the store, which sends it to its agents: after each `Announce`, and when it changes.
     """
 
     incarnation: int
@@ -140,11 +141,11 @@ NO_STANDBY_STORE = StandbyStore(-1, "", 0)
 
 @dataclass(frozen=True)
 class StoreActive:
-    """This store, which was passive when the node connected, is the job's store from now on."""
+    """This store, which was passive when the agent connected, is the job's store from now on."""
 
 
 CoordinatorToNode: TypeAlias = StartRound | Standby | PlanEnd | EndRound | BreakRound | Closed | Finish | MachineEnd
 
 
 StoreToAgent: TypeAlias = StandbyStore | StoreActive
-"""Messages about stores, for the node's side of the control link."""
+"""Messages about stores, for the agent's side of the control link."""

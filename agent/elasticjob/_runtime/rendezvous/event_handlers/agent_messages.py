@@ -37,7 +37,7 @@ from elasticjob._runtime.rendezvous.state import (
 
 
 def with_ended_results(state: CoordinatorState, agent: KnownAgent, round_id: RoundId) -> KnownAgent:
-    """Return a node that counts no step of a round any more; note whether it says so in time."""
+    """Return the agent as one whose workers count no more steps of a round; record whether it reported that in time."""
     member = state.round.members.get(agent.agent_id) if state.round and state.round.id == round_id else None
     in_time = member is not None and not member.lost
     return replace(agent, results_ended=round_id, ended_in_time=round_id if in_time else agent.ended_in_time)
@@ -111,7 +111,7 @@ def apply_worker_state(
 ) -> CoordinatorState:
     """Apply a message about workers of the current round from a member that is not lost; ignore all others.
 
-    States of members only move forward. During recovery the message updates what the node announced.
+    States of members only move forward. During recovery the message updates what the agent announced.
     """
     round_ = state.round
     if state.recovering_until is not None:

@@ -36,7 +36,7 @@ from elasticjob._runtime.rendezvous.state import (
 
 
 def announce_agent(state: CoordinatorState, agent: KnownAgent, now: float) -> RoundDecision:
-    """Return the state with a node that has announced itself, and the answer to it."""
+    """Return the state with an agent that has announced itself, and the answer to it."""
     agent_id = agent.agent_id
     if state.outcome is not None:
         finish = Finish(state.outcome, state.outcome_reason)
@@ -64,22 +64,22 @@ def announce_agent(state: CoordinatorState, agent: KnownAgent, now: float) -> Ro
 def _stays(state: CoordinatorState, other: KnownAgent, agent: KnownAgent) -> bool:
     """Return whether `other` stays beside `node`, which announces the same index.
 
-    A newer node does. So does an older one that still has workers: its pod is being deleted, and they have time to
-    save. The round, and so the next one, waits for it as for every member that leaves.
+    A newer agent stays. An older one stays too while it has workers: its pod is being deleted, and its workers have
+    time to save. The end of the round waits for it as for every member that leaves.
     """
     newer = other.incarnation > agent.incarnation
     return newer or (other.incarnation < agent.incarnation and _must_stop(state, other))
 
 
 def _must_stop(state: CoordinatorState, agent: KnownAgent) -> bool:
-    """Return whether the node has workers of the present round, or of the one that this store may find."""
+    """Return whether the agent runs workers of the current round, or of a round that this store may restore."""
     if state.recovering_until is None:
         return may_run_workers(state, agent)
     return agent.membership is not None and agent.membership.state is not MemberState.STOPPED
 
 
 def _displaced(agent: KnownAgent | None) -> tuple[SendToAgent, ...]:
-    """Return the last message to a node whose index another one has taken: without it, the node would wait forever."""
+    """Return the last message to an agent whose index another one took: otherwise it would wait forever."""
     if agent is None or agent.disconnected_at is not None:
         return ()
     why = f"another agent has announced itself with index {agent.index}"
@@ -87,7 +87,7 @@ def _displaced(agent: KnownAgent | None) -> tuple[SendToAgent, ...]:
 
 
 def announced_agent(state: CoordinatorState, agent_id: str, announce: Announce, now: float) -> KnownAgent:
-    """Return the node that an `Announce` describes, with what this store knows of it from earlier connections."""
+    """Return the agent that an `Announce` describes, with what this store knows of it from earlier connections."""
     known = state.agents.get(agent_id)
     index = announce.index
     if index == ANY_INDEX:
@@ -132,7 +132,7 @@ def _remove_agent(state: CoordinatorState, agent: KnownAgent | None) -> Coordina
 
 
 def _connect_agent(state: CoordinatorState, agent: KnownAgent, now: float) -> RoundDecision:
-    """Add a node that (re)connects: as a member of the current round, in an older round that it must stop, or idle."""
+    """Add a connected agent: as a member of the current round, idle, or as one that must stop an older round."""
     member = state.round.members.get(agent.agent_id) if state.round else None
     if state.round is not None and member is not None and not member.lost:
         return _reconnect_member(state, agent, state.round, member, now)
@@ -145,7 +145,7 @@ def _connect_agent(state: CoordinatorState, agent: KnownAgent, now: float) -> Ro
 
 
 def stop_stale_round(state: CoordinatorState, agent: KnownAgent, stale_round: RoundId) -> RoundDecision:
-    """Send a node that still runs an older round the end of it: until it has stopped, it cannot join a round."""
+    """End an older round that the agent still runs. It cannot join a round before its workers have stopped."""
     end = EndRound(stale_round, state.settings.stop_grace, "the job went on without this node")
     state = set_agent(state, replace(agent, stale_round=stale_round))
     return RoundDecision(state, (SendToAgent(agent.agent_id, end),), f"{agent.pod} still runs round {stale_round}")
@@ -154,7 +154,7 @@ def stop_stale_round(state: CoordinatorState, agent: KnownAgent, stale_round: Ro
 def _reconnect_member(
     state: CoordinatorState, agent: KnownAgent, round_: Round, member: Member, now: float
 ) -> RoundDecision:
-    """Update a member from what its node announces, and send again what it may have missed."""
+    """Update a member from what its agent announces, and send again what it may have missed."""
     state = set_agent(state, agent)
     last = agent.membership
     if last is not None and last.assignment.round == round_.id:
@@ -162,7 +162,7 @@ def _reconnect_member(
         if last.state is MemberState.STOPPED:
             return RoundDecision(state, reason=f"{agent.pod} reconnected")
         if round_.ending is None:
-            # A node that was cut off has frozen its workers. The assignment, sent again, lets it resume them.
+            # An agent that was cut off has frozen its workers. The assignment, sent again, lets it resume them.
             return RoundDecision(state, (SendToAgent(agent.agent_id, member.assignment),), f"{agent.pod} reconnected")
         end = end_message(state, round_, round_.ending, now)
         reason = f"{agent.pod} reconnected while its round ends"

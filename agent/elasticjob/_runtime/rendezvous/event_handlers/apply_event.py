@@ -77,7 +77,7 @@ def apply_event(state: CoordinatorState, event: CoordinatorEvent, now: float) ->
 
 
 def _apply_to_standby_store(state: CoordinatorState, event: CoordinatorEvent, now: float) -> RoundDecision:
-    """Record an event at a passive standby store. A node that disconnects has returned to the present store."""
+    """Record an event at a passive standby store. An agent that disconnects has returned to the present store."""
     if isinstance(event, OperatorViewReceived):
         state = apply_operator_view(state, event.view, now)
         return RoundDecision(replace(state, retired=state.operator_view.retired and not state.restarted))
@@ -96,9 +96,9 @@ def _apply_to_standby_store(state: CoordinatorState, event: CoordinatorEvent, no
 
 
 def _with_messages_about_stores(decision: RoundDecision, agent_id: str) -> RoundDecision:
-    """Return the decision with what a node that has announced itself must know about this store and the next one.
+    """Return the decision with what an agent that has announced itself must know about this store and the next one.
 
-    When the node connected, this store may still have been passive.
+    When the agent connected, this store may still have been passive.
     """
     active = (SendToAgent(agent_id, StoreActive()),) if decision.state.took_over else ()
     standby = decision.state.operator_view.standby_store
@@ -108,7 +108,7 @@ def _with_messages_about_stores(decision: RoundDecision, agent_id: str) -> Round
 
 
 def _with_node_end(decision: RoundDecision, agent_id: str, now: float) -> RoundDecision:
-    """Return the decision with the end of the machine of a node that has announced itself, if it is known."""
+    """Return the decision with the time at which the Node of an announced agent ends, if it is known."""
     agent = decision.state.agents.get(agent_id)
     ends = node_ends.known_ends(decision.state, [agent] if agent is not None else [], now)
     return replace(decision, effects=(*decision.effects, *ends))
@@ -133,7 +133,7 @@ def _apply_close(state: CoordinatorState, agent_id: str, message: Close) -> Roun
 
 
 def _answer_visitor(state: CoordinatorState, agent_id: str) -> tuple[SendToAgent, ...]:
-    """Return the answer to a sender that is no node: nodes are sent `Closed` anyway."""
+    """Return the answer to a visitor. An agent gets none, because it is sent `Closed` anyway."""
     if agent_id in state.agents:
         return ()
     reason = state.closed_reason or state.outcome_reason

@@ -20,7 +20,7 @@ from elasticjob._runtime.rendezvous.state import (
 
 
 def changed_standby_store(before: CoordinatorState, after: CoordinatorState) -> tuple[SendToAgent, ...]:
-    """Return the messages to all connected nodes after the standby store has changed."""
+    """Return the messages to all connected agents after the standby store has changed."""
     standby = after.operator_view.standby_store or NO_STANDBY_STORE
     if standby == (before.operator_view.standby_store or NO_STANDBY_STORE):
         return ()
@@ -45,7 +45,7 @@ def apply_operator_view(state: CoordinatorState, view: OperatorView, now: float)
 
 
 def _is_obsolete(state: CoordinatorState, agent: KnownAgent) -> bool:
-    """Return whether a disconnected node has no pod any more and no part in the current round."""
+    """Return whether a disconnected agent has neither a pod nor a part in the current round."""
     pod = expected_pod(state, agent.index)
     has_no_pod = pod is None or pod.incarnation > agent.incarnation
     return has_no_pod and agent.disconnected_at is not None and not may_run_workers(state, agent)

@@ -22,7 +22,7 @@ from elasticjob._runtime.rendezvous.state import (
 
 
 def standby_message(state: CoordinatorState, agent: KnownAgent | None) -> Standby:
-    """Return the message for a connected node that is in no round; None: for a visitor."""
+    """Return the message for a connected agent outside the round, or for a visitor (None)."""
     if state.round is None:
         return Standby("waiting for more nodes")
     provisional = _provisional_start(state, state.round, agent) if agent is not None else None
@@ -37,7 +37,7 @@ def standby_message(state: CoordinatorState, agent: KnownAgent | None) -> Standb
 
 
 def stand_by(state: CoordinatorState, agents: Iterable[KnownAgent]) -> RoundDecision:
-    """Send connected nodes outside the round what they wait for.
+    """Send connected agents outside the round why they wait.
 
     One that has to start processes begins with it, and is not ready until these wait at their function (`Ready`).
     """
@@ -58,7 +58,7 @@ def stand_by_outside(state: CoordinatorState) -> RoundDecision:
 
 
 def waits_with_starts(state: CoordinatorState, agent_id: str) -> bool:
-    """Return whether a node outside the running round has to start processes and has not begun."""
+    """Return whether an agent outside the running round has to start processes and has not begun."""
     agent = state.agents[agent_id]
     outside = state.round is not None and agent_id not in state.round.members
     return outside and agent.ready and agent.new_processes.count > 0

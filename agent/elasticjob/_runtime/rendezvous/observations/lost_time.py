@@ -43,7 +43,7 @@ def track_rounds(
 ) -> LostTimeTracker:
     """Return the tracker after the coordinator's state has changed. `outage`: the last one, if it is the last end."""
     if outage is not None and outage.round != tracker.fault:
-        # The time of a failure is by its node's clock, which may be wrong by hours.
+        # The time of a failure is by the clock of its Node, which may be wrong by hours.
         began = max(outage.end_sent_at - outage.detect, tracker.running_since)
         since = began if tracker.since is None else tracker.since
         tracker = replace(tracker, fault=outage.round, since=since, resumed=None)

@@ -19,7 +19,7 @@ class Outage:
     round: RoundId
     pods: tuple[str, ...]
     detect: float
-    """Seconds from the failure, by its node's clock, until the round began to end; 0 if none was reported."""
+    """Seconds from the failure, by the clock of its Node, until the round began to end; 0 if none was reported."""
     end_sent_at: float
     """When the round began to end."""
     stopped_at: float

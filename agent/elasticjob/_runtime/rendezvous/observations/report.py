@@ -68,7 +68,7 @@ def _fork_disabled_reasons(state: CoordinatorState) -> list[str]:
 
 
 def _members(state: CoordinatorState) -> list[KnownAgent]:
-    """Return the known nodes of the round in order of group rank."""
+    """Return the known agents of the round in order of group rank."""
     members = (state.agents.get(agent_id) for agent_id in state.round.members) if state.round else ()
     return [agent for agent in members if agent]
 

@@ -1,8 +1,8 @@
-"""Whether the next round waits for nodes that have to start processes, or begins without them. Pure.
+"""Whether the next round waits for agents that have to start processes, or begins without them. Pure.
 
-A process that is lost has a successor, which runs the script up to its function before it can take part. Until then all
-ranks of the round would wait. If the round begins without that node, its ranks are missing for the same time, and when
-they join, all others pause once more. Nodes report what starts and rounds have taken in this job (`NewProcesses`).
+The successor of a lost process must run the script up to its function before it can take part. If the next round waits
+for it, all ranks wait. If the round begins without that agent, its ranks are missing for the same time, and when they
+join, all others pause once more. Agents report how long starts and rounds have taken in this job (`NewProcesses`).
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from elasticjob._runtime.rendezvous.state import CoordinatorState, KnownAgent, i
 
 JOIN_ALLOWANCE = 2.0
 """How often the pause of a join is counted. It is known less well than a start: a planned end also waits for a step,
-and a load on the nodes makes it longer. Where both ways cost about the same, one pause is better than two."""
+and a load on the Nodes makes it longer. Where both ways cost about the same, one pause is better than two."""
 
 
 @dataclass(frozen=True)
 class WithoutStarts:
-    """A round that begins without the nodes that have to start processes."""
+    """A round that begins without the agents that have to start processes."""
 
     pool: Sequence[KnownAgent]
-    """The other nodes."""
+    """The other agents."""
     left_out: tuple[KnownAgent, ...]
     reason: str
 
@@ -31,19 +31,19 @@ class WithoutStarts:
 def without_slow_starts(
     state: CoordinatorState, ready: Sequence[KnownAgent], chosen: Callable[[Sequence[KnownAgent]], Sequence[KnownAgent]]
 ) -> WithoutStarts | None:
-    """Return the round without the nodes that start processes, if the others lose less by it; else None.
+    """Return the round without the agents that start processes, if that costs less time than to wait; else None.
 
-    `chosen` returns the members of a round for which these nodes are available. None also where a cost is unknown, or
-    where the other nodes are too few.
+    `chosen` returns the members of a round for which these agents are available. None also where a cost is unknown, or
+    where the other agents are too few.
     """
     starting = tuple(n for n in ready if n.new_processes.count)
     others = [n for n in ready if not n.new_processes.count]
     if not starting or len(others) < state.settings.min_nodes or not is_restartable(state):
         return None
     if not any(n.agent_id in state.last_members and n.new_processes.keeps_newest_state for n in others):
-        return None  # only a node that starts processes may have the newest state, or a shard of it, in its memory
+        return None  # only an agent that starts processes may have the newest state, or a shard of it, in its memory
     if not all(n.new_processes.may_start_ahead for n in state.agents.values()):
-        return None  # all nodes run one script, which needs its round before the function
+        return None  # all agents run one script, which needs its round before the function
     start, pause = _start_seconds(state, starting), _pause_seconds(state)
     if start is None or pause is None:
         return None
@@ -64,9 +64,9 @@ def _ranks(agents: Sequence[KnownAgent]) -> int:
 
 
 def _start_seconds(state: CoordinatorState, starting: Sequence[KnownAgent]) -> float | None:
-    """Return how long the slowest of these nodes will need to its function; None if that is unknown.
+    """Return how long the slowest of these agents will need to its function; None if that is unknown.
 
-    A node that has not measured it is as fast as the fastest other one.
+    An agent that has not measured it is as fast as the fastest other one.
     """
     known = [n.new_processes.start_seconds for n in state.agents.values()]
     fastest = min((seconds for seconds in known if seconds is not None), default=None)

@@ -1,6 +1,6 @@
 """Hangs that end nothing (`hangPolicy.action: Event`): which worker the report names for a stall. Pure.
 
-Every node detects a stall and reports it. The worker to blame is known when all nodes have reported their workers'
+Every agent detects a stall and reports it. The worker to blame is known when all agents have reported their workers'
 steps, or at the latest STALL_REPORT_SECONDS after the first report.
 """
 
@@ -14,11 +14,11 @@ from elasticjob._runtime.rendezvous.decision import RoundDecision
 from elasticjob._runtime.rendezvous.state import CoordinatorState, KnownAgent
 
 STALL_REPORT_SECONDS = 3.0
-"""Seconds that all nodes have to report a stall after the first: their workers' last steps may be this far apart."""
+"""Seconds that all agents have to report a stall after the first: their workers' last steps may be this far apart."""
 
 
 def record_stall(state: CoordinatorState, agent: KnownAgent, message: WorkersStalled, now: float) -> CoordinatorState:
-    """Return the state with a node's report. The same report again, after a reconnect, changes nothing."""
+    """Return the state with an agent's report. The same report again, after a reconnect, changes nothing."""
     round_ = state.round
     if round_ is None or message.round != round_.id or agent.agent_id not in round_.members:
         return state
@@ -40,7 +40,7 @@ def stall_deadline(state: CoordinatorState) -> float | None:
 
 
 def name_stalled_worker(state: CoordinatorState, now: float) -> RoundDecision | None:
-    """Name the worker to blame for the pending stall, once for all nodes."""
+    """Name the worker to blame for the pending stall, once for all agents."""
     round_, deadline = state.round, stall_deadline(state)
     if round_ is None or deadline is None:
         return None

@@ -1,6 +1,6 @@
 """Which rank, if any, all others wait for in every step. Pure; no rule depends on it.
 
-Every node reports its workers' step times about once a minute. A window is complete when all nodes of the round have
+Every agent reports its workers' step times about once a minute. A window is complete when all agents of the round have
 reported. A rank is named once two consecutive windows have found it.
 """
 
@@ -23,7 +23,7 @@ MIN_LAG_SECONDS = 0.01
 
 @dataclass(frozen=True)
 class StragglerTracker:
-    """The step times that the nodes of one round have reported, and the straggler found so far."""
+    """The step times that the agents of one round have reported, and the straggler found so far."""
 
     round: RoundId | None = None
     reports: Mapping[str, StepTimes] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class StragglerTracker:
 def track_step_times(
     tracker: StragglerTracker, state: CoordinatorState, agent_id: str, times: StepTimes, now: float
 ) -> StragglerTracker:
-    """Return the tracker after a node's report. Reports that do not match the running round are dropped."""
+    """Return the tracker after an agent's report. Reports that do not match the running round are dropped."""
     round_ = state.round
     if round_ is None or round_.ending is not None or not _matches(round_, agent_id, times):
         return tracker

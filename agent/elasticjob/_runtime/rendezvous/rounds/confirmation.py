@@ -1,9 +1,9 @@
 """When a coordinator must ask the operator whether its store is the job's only one before it starts a round. Pure.
 
 At most one round of a job may run, even while two store pods are alive (docs/store-loss.md, "When a store is
-replaced"). To a store that is cut off, or that was replaced while it was alive, nodes look lost although they train
-on with its successor. So the coordinator needs the operator's confirmation to start a round while half or more of the
-last round's nodes are missing. It asks at that moment, not in advance, and names the pods that may go on with the last
+replaced"). To a store that is cut off, or that was replaced while it was alive, agents look lost although they train on
+with its successor. So the coordinator needs the operator's confirmation to start a round while half or more of the last
+round's members are missing. It asks at that moment, not in advance, and names the pods that may go on with the last
 round (docs/design.md, "Which workers may write"). The confirmation expires CONFIRMATION_SECONDS after the request, so
 that a delayed answer does not count. A successor that finds nothing of earlier rounds needs it too; a first store to
 which no operator has ever connected needs none.
@@ -27,7 +27,7 @@ only after at least this long (`plan.store_confirmation`)."""
 def least_complete_round(state: CoordinatorState) -> LastRound:
     """Return the round that decides about the confirmation, of those that another store may know as the last one.
 
-    That is one with half or more of its nodes missing, if there is any; else the one with the most missing nodes.
+    That is one with half or more of its members missing, if there is any, else the one with the most missing members.
     """
     return max((state.last_round, *state.attempted_rounds), key=lambda r: (r.lacks_majority, r.missing))
 
@@ -46,7 +46,7 @@ def needs_confirmation(state: CoordinatorState, now: float) -> bool:
         return False
     if state.confirmed_until is None or now >= state.confirmed_until:
         return True
-    # More nodes may be missing by now: a standby store could have taken over with them.
+    # By now more members may be missing, and a standby store may have taken over with them.
     return state.confirmed_half and not _exactly_half_missing(state)
 
 
@@ -63,9 +63,9 @@ def open_request(state: CoordinatorState) -> float:
 
 
 def exactly_half_missing_round(state: CoordinatorState) -> RoundId | None:
-    """Return the last round if a request is open and exactly half of that round's nodes are missing; else None.
+    """Return the last round if a request is open and exactly half of that round's members are missing; else None.
 
-    In that case the missing nodes cannot form a round without a confirmation either.
+    In that case the missing members cannot form a round without a confirmation either.
     """
     requested = state.confirmation_requested_at is not None
     return state.last_round.id if requested and _exactly_half_missing(state) else None
@@ -83,15 +83,15 @@ def _lacks_majority(state: CoordinatorState) -> bool:
 
 
 def _last_round_outdated(state: CoordinatorState) -> bool:
-    """Return whether a later round than the last one ran, of which no connected node knows."""
+    """Return whether a round ran after the last one, and no connected agent knows it."""
     return state.last_round.id is not None and state.is_outdated(state.last_round.id)
 
 
 def pods_that_may_write(state: CoordinatorState) -> tuple[str, ...] | None:
     """Return the pods that may go on with an earlier round while a request is open; None if not all are known.
 
-    More than half of a round's nodes may write without the coordinator. Half of them freeze their workers, unless their
-    agents hang. The pods of a later round, of which no connected node knows, are unknown.
+    More than half of a round's members may write without the coordinator. Half of them freeze their workers, except for
+    agents that hang. If no connected agent knows the latest round, its pods are unknown.
     """
     pods: dict[str, None] = {}
     if state.confirmation_requested_at is None:
@@ -118,12 +118,12 @@ def receive_confirmation(state: CoordinatorState, view: OperatorView) -> Coordin
 def record_ended_round(state: CoordinatorState, round_: Round) -> CoordinatorState:
     """Record a round that has ended.
 
-    If all its workers had started, or no earlier round is known, it replaces the last round. Otherwise a node that did
-    not receive its assignment may report the previous round to another store: both rounds are kept, and enough nodes of
-    each must be present.
+    If all its workers had started, or no earlier round is known, it replaces the last round. Otherwise an agent that
+    did not receive its assignment may report the previous round to another store. Both rounds are kept then, and enough
+    members of each must be present.
     """
     connected = {agent_id for agent_id, agent in state.agents.items() if agent.disconnected_at is None}
-    # A node may have been lost, and have connected again without workers.
+    # A member may have been lost, and its agent may have connected again without workers.
     idle = {agent_id for agent_id in connected if state.agents[agent_id].stale_round is None}
     stopped = frozenset(a for a, m in round_.members.items() if m.state is MemberState.STOPPED or a in idle)
     pods = {agent_id: m.pod for agent_id, m in round_.members.items()}
@@ -140,7 +140,7 @@ def record_ended_round(state: CoordinatorState, round_: Round) -> CoordinatorSta
 
 
 def record_stopped_agent(state: CoordinatorState, agent_id: str, round_id: RoundId | None) -> CoordinatorState:
-    """Record that a connected node runs no workers of an earlier round; `round_id` is the last one that it was in."""
+    """Record that a connected agent runs no workers of an earlier round; `round_id` is the last one that it was in."""
     return _update_rounds(
         state,
         lambda r: r.id == round_id or agent_id in r.pods or agent_id in r.stopped_disconnected,
@@ -150,9 +150,9 @@ def record_stopped_agent(state: CoordinatorState, agent_id: str, round_id: Round
 
 
 def record_disconnected_agent(state: CoordinatorState, agent_id: str) -> CoordinatorState:
-    """Record that a node disconnected: another store may start workers there, so it counts as missing again.
+    """Record that an agent disconnected: another store may start workers there, so it counts as missing again.
 
-    A node that was released with `Finish` is removed from the state first, and still counts as stopped.
+    An agent that was released with `Finish` is removed from the state first, and still counts as stopped.
     """
     return _update_rounds(state, lambda r: agent_id in r.stopped, agent_id, connected=False)
 

@@ -19,13 +19,13 @@ from elasticjob._runtime.rendezvous.state import (
 def declare_outcome(
     state: CoordinatorState, outcome: Outcome, reason: str, failure: Failure | None, message: str = ""
 ) -> RoundDecision:
-    """Declare the outcome of the job. It is final; nodes that announce themselves later get it too."""
+    """Declare the outcome of the job. It is final; agents that announce themselves later get it too."""
     finish = Finish(outcome, reason, message)
     return _finish_job(replace(state, failure=failure), finish, f"the job has ended: {outcome.value} ({reason})")
 
 
 def adopt_outcome(state: CoordinatorState, now: float) -> RoundDecision | None:
-    """Adopt an outcome that another store declared: the operator found it in a node's termination message."""
+    """Adopt an outcome that another store declared: the operator found it in an agent's termination message."""
     finish = state.operator_view.finish
     if finish is None or state.outcome is not None:
         return None

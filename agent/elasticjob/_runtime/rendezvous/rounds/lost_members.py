@@ -19,7 +19,7 @@ from elasticjob._runtime.rendezvous.state import (
 
 
 def expire_lost_members(state: CoordinatorState, now: float) -> RoundDecision | None:
-    """Mark members lost whose node does not reconnect, or does not stop its workers in time."""
+    """Mark members as lost whose agents do not reconnect, or do not stop their workers in time."""
     round_ = state.round
     if round_ is None:
         return None
@@ -62,7 +62,7 @@ def mark_finished_as_stopped(state: CoordinatorState, now: float) -> RoundDecisi
 
 
 def _has_finished(state: CoordinatorState, member: Member) -> bool:
-    """Return whether no round needs the node any more: its workers succeeded, and no further round will form."""
+    """Return whether no round needs the member any more: its workers succeeded, and no further round will form."""
     return bool(state.closed_reason) and member.state is MemberState.SUCCEEDED and not member.lost
 
 
@@ -74,5 +74,5 @@ def _is_gone(state: CoordinatorState, agent_id: str, now: float) -> bool:
     agent = state.agents.get(agent_id)
     if agent is None or agent.expired(now):
         return True
-    # A disconnected node that is leaving does not come back: it gets no grace.
+    # A disconnected agent that is leaving does not come back: it gets no grace.
     return agent.disconnected_at is not None and bool(state.operator_seen and departure_reason(state, agent))

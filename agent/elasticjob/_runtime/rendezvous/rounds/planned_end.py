@@ -1,9 +1,9 @@
 """Planned ends: all workers of a round stop after the same step, so that no step is lost. Pure.
 
     PlanEnd to all ──► StepReport from all ──► EndRound(last step) to all ──► all workers stop after that step
-          └── a node that does not report in time or cannot, a failure, a deadline ──► EndRound to all, at once
+          └── an agent that does not report in time or cannot, a failure, a deadline ──► EndRound to all, at once
 
-A node reports at once, whatever its workers do: it lets none of them pass its next step report, and sends the latest
+An agent reports at once, whatever its workers do: it lets none of them pass its next step report, and sends the latest
 step that any of them can complete until then. The last step is the maximum of these reports: no worker has passed it,
 and every worker can still reach it.
 """
@@ -17,7 +17,7 @@ from elasticjob._runtime.rendezvous.persistent_map import with_item
 from elasticjob._runtime.rendezvous.state import Round
 
 STEP_REPORT_TIMEOUT = 1.0
-"""Seconds that all nodes have to report. An agent holds its workers for longer: `worker_progress.HOLD_TIMEOUT`."""
+"""Seconds that all agents have to report. An agent holds its workers for longer: `worker_progress.HOLD_TIMEOUT`."""
 
 
 @dataclass(frozen=True)

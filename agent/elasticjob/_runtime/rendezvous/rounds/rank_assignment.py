@@ -1,4 +1,4 @@
-"""Which nodes are in a round, and with which ranks. Pure."""
+"""Which agents become members of a round, and with which ranks. Pure."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def choose_agents(
     desired_pods: int,
     topology: Callable[[KnownAgent], Sequence[str]],
 ) -> list[KnownAgent]:
-    """Return at most `size` nodes in order of group rank; the others of the pool become standbys.
+    """Return at most `size` agents in order of group rank; the others of the pool become standbys.
 
-    If there are too many, nodes with an index from `desired_pods` on are left out first, then nodes that were not in
-    the last round. Nodes of the last round keep their order among each other, and the first of them has rank 0, so that
-    rank 0 (and its checkpoint) stays on its node. Each other node goes behind those of its place that stay.
+    If there are too many, agents with an index from `desired_pods` on are left out first, then agents that were not in
+    the last round. Agents of the last round keep their order among each other, and the first of them has rank 0, so
+    that rank 0 (and its checkpoint) stays in its pod. Each other agent goes behind those of its place that stay.
     """
     place = {agent_id: i for i, agent_id in enumerate(last_members)}
     preferred = sorted(pool, key=lambda n: (n.index >= desired_pods, n.agent_id not in place, n.index))[:size]
@@ -32,10 +32,10 @@ def choose_agents(
 def _behind_their_places(
     staying: Sequence[KnownAgent], joining: Sequence[KnownAgent], topology: Callable[[KnownAgent], Sequence[str]]
 ) -> list[KnownAgent]:
-    """Return the nodes that stay in their order, each followed by the nodes that join its place.
+    """Return the agents that stay in their order, each followed by the agents that join its place.
 
-    A joining node follows the last node that stays in the narrowest place in which one stays. Those that join no such
-    place come last. Nodes that follow the same one keep their order, but those of a narrower place come first.
+    A joining agent follows the last agent that stays in the narrowest place in which one stays. Those that join no such
+    place come last. Agents that follow the same one keep their order, but those of a narrower place come first.
     """
     last_of_place = {place: position for position, agent in enumerate(staying) for place in _places(topology(agent))}
     following: dict[int, list[tuple[int, KnownAgent]]] = {}
@@ -54,10 +54,10 @@ def _places(path: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def _side_by_side(agents: Sequence[KnownAgent], topology: Callable[[KnownAgent], Sequence[str]]) -> list[KnownAgent]:
-    """Return the nodes so that those of one place, wide or narrow, follow each other.
+    """Return the agents in an order in which those of one place, wide or narrow, follow each other.
 
-    Otherwise they keep their order: a place comes where its first node comes. A node whose place is unknown has one of
-    its own.
+    Otherwise they keep their order: a place comes where its first agent comes. An agent whose place is unknown counts
+    as a place of its own.
     """
     first: dict[tuple[str, ...], int] = {}
     order: dict[str, list[int]] = {}
@@ -79,8 +79,8 @@ def assign_ranks(
 ) -> Mapping[str, Member]:
     """Return the members by agent id, with ranks as torch assigns them.
 
-    Workers of a node have consecutive ranks, in order of group rank; role ranks likewise. The process-group store of
-    the round is the one that the node of group rank 0 announced; only this node gets the addresses of the others.
+    Workers of an agent have consecutive ranks, in order of group rank; role ranks likewise. The process-group store of
+    the round is the one that the agent of group rank 0 announced; only this agent gets the addresses of the others.
     """
     world_size = sum(n.local_world_size for n in agents)
     role_sizes: dict[str, int] = {}

@@ -16,7 +16,7 @@ from elasticjob._runtime.rendezvous.state import (
 
 
 def release_departing_agents(state: CoordinatorState, now: float) -> RoundDecision | None:
-    """Send `Finish` to nodes outside the round that are leaving; if the rendezvous is closed, to all outside it."""
+    """Send `Finish` to agents outside the round that are leaving; if the rendezvous is closed, to all outside it."""
     if state.recovering_until is not None or state.outcome is not None:
         return None
     members = state.round.members.keys() if state.round else ()

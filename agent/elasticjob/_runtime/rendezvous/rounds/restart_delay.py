@@ -2,12 +2,11 @@
 
 Every round that ends because of its workers delays the next one, also if a rule keeps it from counting: a program that
 fails at its start would otherwise restart without a pause. A pod that fails together with its agent does so too, unless
-the other nodes are in the next round when the operator counts it. Lost nodes, drains and changes of the size delay
+the other agents are in the next round when the operator counts it. Lost members, drains and changes of the size delay
 nothing.
 
 The delay doubles with each restart that counts. Its end follows from the present settings, so that a user can shorten
-it. It is not persisted: a successor store delays the next round anew if it is the one that concludes the failed round,
-and else not.
+it. It is not persisted: a successor store delays the next round only if it concludes the failed round itself.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def delay_next_round(state: CoordinatorState, failed_at: float, now: float) -> C
 def delay_after_view(before: CoordinatorState, after: CoordinatorState, now: float) -> CoordinatorState:
     """Return the state after the operator's view, with a delay if the view counts a pod that has failed.
 
-    If a round runs or ends, the pod must have failed in it: the other nodes may be in the next one already.
+    If a round runs or ends, the pod must have failed in it: the other agents may be in the next one already.
     """
     if not (after.settings.backoff and before.operator_seen) or after.recovering_until is not None:
         return after

@@ -1,9 +1,9 @@
 """When the collectives of a round that ends may be broken. Pure.
 
-Where devices work behind the host, an abort on one rank may end a collective of another one as if it had succeeded,
-with part of the result. So every rank says first that it counts no step any more (`NodeResultsEnded`), and none breaks
-its collectives before all have: those whose workers have stopped, and those that are lost, count as well. A node that
-was lost, and says it later, may have counted a broken result. It must not use its state.
+If devices work asynchronously to the host, an abort on one rank may end a collective of another rank as if it had
+succeeded, with part of the result. So each member first reports that its workers count no more steps
+(`NodeResultsEnded`), and none breaks its collectives before all have reported it, have stopped, or are lost. An agent
+that was lost, and says it later, may have counted a broken result. It must not use its state.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from elasticjob._runtime.rendezvous.state import CoordinatorState, KnownAgent, S
 
 
 def break_round(state: CoordinatorState, now: float) -> RoundDecision | None:
-    """Answer the nodes that count no step of their round any more, once no other node of it does."""
+    """Answer the agents whose workers count no more steps of their round, once no other member counts any."""
     if state.recovering_until is not None:
         return None
     waiting = [n for n in state.agents.values() if n.results_ended is not None and n.disconnected_at is None]
@@ -35,7 +35,7 @@ def break_round(state: CoordinatorState, now: float) -> RoundDecision | None:
 
 
 def _is_late(state: CoordinatorState, agent: KnownAgent) -> bool:
-    """Return whether others may have broken their collectives while the node counted steps: it was lost then."""
+    """Return whether others may have broken their collectives while this agent, then lost, still counted steps."""
     member = state.round.members.get(agent.agent_id) if state.round else None
     is_member = member is not None and not member.lost and has_ended_results(state, agent.agent_id)
     return not is_member and agent.ended_in_time != agent.results_ended

@@ -135,7 +135,7 @@ def _apply_failure_rules(state: CoordinatorState, ended: RoundEnded) -> RoundEnd
 def _find_cause(state: CoordinatorState, round_: Round, ending: RoundEnding, now: float) -> RoundEnded:
     """Return the ended round with its root cause.
 
-    Failures on nodes that were lost or left are never the cause. A broken collective is not the cause if a member was
+    Failures of members that were lost or left are never the cause. A broken collective is not the cause if a member was
     lost or left, or if the round ended for another reason than a failed worker.
     """
     lost = tuple(m.pod for m in round_.members.values() if m.lost)

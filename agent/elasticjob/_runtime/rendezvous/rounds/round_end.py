@@ -66,18 +66,18 @@ def end_broken_round(state: CoordinatorState, now: float) -> RoundDecision | Non
 
 
 def _are_surplus(state: CoordinatorState, round_: Round, leaving: Collection[KnownAgent]) -> bool:
-    """Return whether these members leave because the job needs fewer nodes, or other ones.
+    """Return whether these members leave because the job needs fewer worker pods, or other ones.
 
-    The operator may choose any index to go: one that must leave its machine anyway goes before a higher one.
+    The operator may remove any index: a pod that must leave its Node anyway goes before one with a higher index.
     """
     unwanted = all(n.index >= state.settings.desired_pods for n in leaving)
     return unwanted or len(round_.members) - len(leaving) >= state.settings.target
 
 
 def _has_lost_state(state: CoordinatorState, round_: Round) -> bool:
-    """Return whether a round that has not formed was promised a state which no member has any more.
+    """Return whether the round was to start with a training state that no member has any more.
 
-    What its scripts have read ahead may be outdated. The assignments of the next round say so.
+    What its scripts have read before the round may be outdated then. The assignments of the next round tell them.
     """
     if round_.formed_at or state.rounds < 2 or not next(iter(round_.members.values())).assignment.state_known:
         return False
@@ -85,7 +85,7 @@ def _has_lost_state(state: CoordinatorState, round_: Round) -> bool:
 
 
 def begin_scale_down(state: CoordinatorState, round_: Round, now: float) -> RoundDecision:
-    """Begin a planned end because the job needs fewer nodes, or other ones."""
+    """Begin a planned end because the job needs fewer worker pods, or other ones."""
     target = state.settings.target
     message = f"{with_noun(len(round_.members), 'node')} in the round, the target is {target}"
     if len(round_.members) <= target:

@@ -20,9 +20,9 @@ from elasticjob._runtime.rendezvous.state import (
 
 
 def resize_round(state: CoordinatorState, now: float) -> RoundDecision | None:
-    """End a running round for a lower target, or for joining nodes; never once a member has succeeded.
+    """End a running round for a lower target, or for joining agents; never once a member has succeeded.
 
-    A round with free places waits for the stabilization window, so that nodes which come one after the other join
+    A round with free places waits for the stabilization window, so that agents which come one after the other join
     together. It does not wait if it becomes full, or if no further pod is expected.
     """
     round_ = state.round

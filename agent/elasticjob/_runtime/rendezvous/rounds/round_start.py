@@ -27,9 +27,11 @@ from elasticjob._runtime.rendezvous.state import (
 
 
 def form_round(state: CoordinatorState, now: float) -> RoundDecision | None:
-    """Start a round as soon as no further node is expected. The last call bounds the wait for nodes of unknown number.
+    """Start a round as soon as no further agent is expected.
 
-    After a fault the surviving nodes start as soon as at least `min_nodes` are ready; others join later.
+    If it is unknown how many agents there are, the last call limits the wait.
+
+    After a fault the surviving agents start as soon as at least `min_nodes` are ready; others join later.
     """
     if (
         state.round is not None
@@ -64,7 +66,8 @@ def form_round(state: CoordinatorState, now: float) -> RoundDecision | None:
 
 
 def _reconnecting_members(state: CoordinatorState, now: float) -> list[KnownAgent]:
-    """Return members of the last round whose link has just closed. A round without them would soon end for them."""
+    """Return members of the last round whose link has just closed: a round without them would soon end to take them
+    in."""
     last = (state.agents.get(agent_id) for agent_id in state.last_members)
     return [n for n in last if n and n.disconnected_at is not None and not n.expired(now) and _may_return(state, n)]
 
@@ -75,7 +78,7 @@ def _may_return(state: CoordinatorState, agent: KnownAgent) -> bool:
 
 
 def _chosen(state: CoordinatorState, pool: Sequence[KnownAgent]) -> list[KnownAgent]:
-    """Return the nodes of the pool that a round would have, in order of group rank."""
+    """Return the agents of the pool that a round would have, in order of group rank."""
     settings = state.settings
     size, place = settings.round_size(len(pool)), partial(topology_of, state)
     return rank_assignment.choose_agents(pool, state.last_members, size, settings.desired_pods, place)
@@ -84,9 +87,9 @@ def _chosen(state: CoordinatorState, pool: Sequence[KnownAgent]) -> list[KnownAg
 def _start_round(
     state: CoordinatorState, pool: Sequence[KnownAgent], why: str, now: float, left_out: Sequence[KnownAgent] = ()
 ) -> RoundDecision | None:
-    """Assign ranks to the chosen nodes of the pool; if a confirmation is needed first, request it.
+    """Assign ranks to the chosen agents of the pool; if a confirmation is needed first, request it.
 
-    `left_out`: nodes outside the pool that stand by, as those of the pool that are not chosen.
+    `left_out`: agents outside the pool, which stand by like those of the pool that are not chosen.
     """
     if confirmation.needs_confirmation(state, now):
         requested = confirmation.request_confirmation(state, now)

@@ -67,7 +67,7 @@ def decide_together(
 
 
 def settle(state: CoordinatorState, now: float) -> Settled:
-    """Return what is known of a state on which the rules have run. Its cost grows with the number of nodes."""
+    """Return what is known of a state on which the rules have run. Its cost grows with the number of agents."""
     return Settled(next_deadline(state, now), count_open(state))
 
 
@@ -87,7 +87,7 @@ class _Batch:
         """Of the present state, once they are needed; None after the rules have run."""
         self._first = self._rules_wait = self._settled is None
         self._may_join = False
-        """Whether nodes may join because of events since the rules ran: some that are not `AgentDisconnected`."""
+        """Whether agents may join because of events since the rules ran: some that are not `AgentDisconnected`."""
 
     def apply(self, event: CoordinatorEvent) -> None:
         waits = self._may_wait(event)
@@ -116,7 +116,7 @@ class _Batch:
         return may_wait(self._state, event, self._counts, self._now)
 
     def _keeps_joiners(self, event: CoordinatorEvent) -> bool:
-        """Return whether the event leaves it open whether joining nodes end the round. They wait for a missing node."""
+        """Return whether the event does not decide if joining agents end the round, which waits for missing ones."""
         running = self._state.round is not None and self._state.round.ending is None
         return not (running and self._may_join and isinstance(event, AgentDisconnected))
 
@@ -125,7 +125,7 @@ class _Batch:
         self._addressed.update(e.agent_id for e in effects)
 
     def _drop_effects_of_old_link(self, agent_id: str) -> None:
-        """Drop messages to a node that has connected anew. The answer to its `Announce` makes up for them."""
+        """Drop messages to an agent that has connected again. The answer to its `Announce` replaces them."""
         if agent_id in self._addressed:
             self._effects = [e for e in self._effects if e.agent_id != agent_id]
 

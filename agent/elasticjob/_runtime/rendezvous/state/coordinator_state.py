@@ -40,14 +40,14 @@ class CoordinatorState:
     agents: Mapping[str, KnownAgent] = field(default_factory=dict)
     """By agent id."""
     agent_ids: Mapping[int, str] = field(default_factory=dict)
-    """By index: the agent id that announced itself last. Its node may have been removed from `nodes` since."""
+    """By index: the id of the agent that announced itself last. It may have been removed from `agents` since."""
     round: Round | None = None
     round_number: int = 0
     """Number of the last round that this store started or restored."""
     rounds: int = 0
     """How many rounds this store has started or restored."""
     last_members: tuple[str, ...] = ()
-    """Agent ids of the last round in order of group rank: nodes that stay keep their order."""
+    """Agent ids of the last round in order of group rank. Members that stay keep their order."""
     last_call_at: float | None = None
     """When the last call ends; None while there is none."""
     shortest_stop: float | None = None
@@ -56,11 +56,11 @@ class CoordinatorState:
     restart_delay: RestartDelay | None = None
     """Keeps the next round from starting; None while nothing does."""
     joiners_since: float | None = None
-    """Since when ready nodes have waited to join the running round; None while none waits."""
+    """Since when ready agents have waited to join the running round; None while none waits."""
     recovering_until: float | None = None
     """When recovery ends at the latest; None once it is over."""
     recovery_failures: Mapping[RoundId, tuple[Failure, ...]] = field(default_factory=dict)
-    """By round: the failures that nodes reported during recovery, in order of arrival. Empty once it is over."""
+    """By round: the failures that agents reported during recovery, in order of arrival. Empty once it is over."""
     passive: bool = False
     """Whether this is a standby store that has not taken over: it decides nothing."""
     retired: bool = False
@@ -73,38 +73,38 @@ class CoordinatorState:
     took_over: bool = False
     """Whether this store was a standby store and has become active."""
     announced_at: float = 0.0
-    """When the last node announced itself, or the store took over. Set during the recovery of a standby store only."""
+    """When the last agent announced itself, or the store took over. Set during the recovery of a standby store only."""
     successor: bool = False
     """Whether another store of the job, or an earlier process of this one, ran before."""
     last_round: LastRound = NO_LAST_ROUND
     """The last round whose workers all started."""
     attempted_rounds: tuple[LastRound, ...] = ()
-    """Later rounds whose workers did not all start: some of their nodes may not have received their assignment."""
+    """Later rounds whose workers did not all start: some members may not have received their assignment."""
     confirmation_requested_at: float | None = None
     """When this store asked the operator to confirm that it is the only one; None if no request is open."""
     confirmed_until: float | None = None
     """Until when the operator's confirmation holds; None without one."""
     confirmed_half: bool = False
-    """Whether the confirmation holds only while no more than half of the last round's nodes are missing."""
+    """Whether the confirmation holds only while no more than half of the last round's members are missing."""
     newer_store: int | None = None
-    """A higher incarnation of the store, if a node has connected to one: this store is closed. Else None."""
+    """A higher incarnation of the store, if an agent has connected to one: this store is closed. Else None."""
     ended_rounds: tuple[RoundEnded, ...] = ()
     """Rounds that ended and that the operator has not acknowledged yet, the oldest first; at most MAX_ENDED_ROUNDS."""
     forgotten_charges: int = 0
     """Charged restarts of rounds that `ended_rounds` had no place for."""
     node_ends: Mapping[str, float] = field(default_factory=dict)
-    """By pod name: when the pod's machine ends, as far as that is announced (see `node_ends`)."""
+    """By pod name: when the pod's Node ends, where that is announced (see the module `node_ends`)."""
     unhealthy: Mapping[str, Failure] = field(default_factory=dict)
-    """By pod name: why the node asked for a replacement on another machine. Kept after the node has left."""
+    """By pod name: why the agent asked for a replacement on another Node. Kept after the agent has left."""
     replaced: Mapping[str, str] = field(default_factory=dict)
-    """By pod name: why the pod is replaced after a failure (restartStrategy Recreate, or a rule). Kept after the node
+    """By pod name: why the pod is replaced after a failure (restartStrategy Recreate, or a rule). Kept after the agent
     has left: one whose link closes just then announces itself again."""
     outcome: Outcome | None = None
     outcome_reason: str = ""
     failure: Failure | None = None
     """The root cause of a FAILED outcome."""
     closed_reason: str = ""
-    """Why no further round may start, as a node asked (torch's `set_closed`); empty while rounds may start."""
+    """Why no further round may start, as an agent asked (torch's `set_closed`); empty while rounds may start."""
     epoch: float = 0.0
 
     @property

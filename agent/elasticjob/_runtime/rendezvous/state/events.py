@@ -15,7 +15,7 @@ from elasticjob._runtime.contract.messages import (
 
 @dataclass(frozen=True)
 class AgentMessage:
-    """A node sent a message. The first one of a connection is its `Announce`."""
+    """An agent sent a message. The first one of a connection is its `Announce`."""
 
     agent_id: str
     message: NodeToCoordinator
@@ -23,7 +23,7 @@ class AgentMessage:
 
 @dataclass(frozen=True)
 class AgentDisconnected:
-    """The link of a node closed."""
+    """The link of an agent closed."""
 
     agent_id: str
 
@@ -42,7 +42,7 @@ class Tick:
 
 @dataclass(frozen=True)
 class NewerStoreSeen:
-    """A node reported that it has connected to a store of a higher incarnation."""
+    """An agent reported that it has connected to a store of a higher incarnation."""
 
     incarnation: int
 
@@ -52,7 +52,7 @@ CoordinatorEvent: TypeAlias = AgentMessage | AgentDisconnected | OperatorViewRec
 
 @dataclass(frozen=True)
 class SendToAgent:
-    """Send a message to a node. If its link is down, the answer to its next `Announce` makes up for the message."""
+    """Send a message to an agent. If its link is down, the answer to its next `Announce` makes up for the message."""
 
     agent_id: str
     message: CoordinatorToNode | StoreToAgent

@@ -20,13 +20,13 @@ def expected_pod(state: CoordinatorState, index: int) -> ExpectedPod | None:
 
 
 def topology_of(state: CoordinatorState, agent: KnownAgent) -> tuple[str, ...]:
-    """Return where the node's machine is (`ExpectedPod.topology`); empty if the operator has not sent it."""
+    """Return where the agent's Node is (`ExpectedPod.topology`); empty if the operator has not sent it."""
     pod = expected_pod(state, agent.index)
     return pod.topology if pod is not None and pod.incarnation == agent.incarnation else ()
 
 
 def agent_with_same_index(state: CoordinatorState, agent: KnownAgent) -> KnownAgent | None:
-    """Return the other node that has this node's index, if any: the newest one.
+    """Return the other agent that has this agent's index, if any: the newest one.
 
     Until the job has ended there is at most one, besides those whose pods were replaced while their workers still ran.
     """
@@ -35,14 +35,14 @@ def agent_with_same_index(state: CoordinatorState, agent: KnownAgent) -> KnownAg
 
 
 def superseded(state: CoordinatorState, agent: KnownAgent) -> bool:
-    """Return whether a newer pod has this node's index: the operator lists it, or it has announced itself."""
+    """Return whether a newer pod has this agent's index: the operator lists it, or it has announced itself."""
     pod, other = expected_pod(state, agent.index), agent_with_same_index(state, agent)
     announced = other is not None and other.incarnation > agent.incarnation
     return announced or (pod is not None and pod.incarnation > agent.incarnation)
 
 
 def departure_reason(state: CoordinatorState, agent: KnownAgent) -> str:
-    """Return why this node is leaving, as it reported itself or as the operator sees its pod; empty while it stays."""
+    """Return why this agent is leaving, as it reported itself or as the operator sees its pod; empty while it stays."""
     if agent.leaving_reason:
         return agent.leaving_reason
     if agent.pod in state.replaced:
@@ -55,7 +55,7 @@ def departure_reason(state: CoordinatorState, agent: KnownAgent) -> str:
 
 
 def is_restartable(state: CoordinatorState) -> bool:
-    """Return whether the function of this job can be called again in the same process: all nodes run one script."""
+    """Return whether the function of this job can be called again in the same process: all agents run one script."""
     return any(n.restartable for n in state.agents.values())
 
 
@@ -77,7 +77,7 @@ def may_run_workers(state: CoordinatorState, agent: KnownAgent) -> bool:
 
 
 def candidates(state: CoordinatorState) -> list[KnownAgent]:
-    """Return the nodes that may be in a round that starts now."""
+    """Return the agents that may be in a round that starts now."""
     return [n for n in state.agents.values() if _eligible(state, n)]
 
 
@@ -88,7 +88,7 @@ def _eligible(state: CoordinatorState, agent: KnownAgent) -> bool:
 
 
 def missing_pods(state: CoordinatorState, *, ready: bool) -> Iterator[ExpectedPod]:
-    """Yield the expected pods that are not connected; with `ready`, also those whose node is not ready."""
+    """Yield the expected pods that are not connected; with `ready`, also those whose agent is not ready."""
     present = {
         (n.index, n.incarnation) for n in state.agents.values() if n.disconnected_at is None and (n.ready or not ready)
     }
@@ -99,7 +99,7 @@ def missing_pods(state: CoordinatorState, *, ready: bool) -> Iterator[ExpectedPo
 
 
 def set_agent(state: CoordinatorState, agent: KnownAgent) -> CoordinatorState:
-    """Return the state with this node added or replaced. Its index stays that of a newer node, if there is one."""
+    """Return the state with this agent added or replaced. Its index stays that of a newer agent, if there is one."""
     other = agent_with_same_index(state, agent)
     known = state.agent_ids.get(agent.index) == agent.agent_id or (other and other.incarnation > agent.incarnation)
     agent_ids = state.agent_ids if known else with_item(state.agent_ids, agent.index, agent.agent_id)

@@ -17,7 +17,7 @@ from elasticjob._runtime.rendezvous.persistent_map import with_item
 
 @dataclass(frozen=True)
 class Member:
-    """A node's part in the current round."""
+    """An agent's part in the current round."""
 
     assignment: StartRound
     pod: str
@@ -73,9 +73,9 @@ class Round:
     ended_ranks: tuple[tuple[int, ...], ...] = ()
     """The ranks that had succeeded before the round ended, of each member that has reported some."""
     stall_reports: Mapping[str, Failure] = field(default_factory=dict)
-    """The last stall that each node reported, by agent id. Used where a hang does not end the round."""
+    """The last stall that each agent reported, by agent id. Used where a hang does not end the round."""
     stall_pending: tuple[str, ...] = ()
-    """Agent ids of the nodes that have reported the present stall; empty once its cause is found."""
+    """Agent ids of the members that have reported the present stall; empty once its cause is found."""
     stall_since: float = 0.0
     """When the first of them reported it."""
     stall: Failure | None = None
@@ -87,7 +87,7 @@ class Round:
 
     @property
     def size(self) -> int:
-        """The number of nodes that the round started with, including those that a successor store did not find."""
+        """The number of members that the round started with, including those that a successor store did not find."""
         return max(m.assignment.group_world_size for m in self.members.values())
 
 
@@ -107,19 +107,19 @@ class LastRound:
     id: RoundId | None
     """None if there was none, or if it is unknown."""
     size: int
-    """The number of nodes that the round started with."""
+    """The number of members that the round started with."""
     stopped: frozenset[str]
-    """Agent ids of the connected nodes that reported their workers of the round stopped."""
+    """Ids of connected agents that have stopped their workers of the round."""
     stopped_disconnected: frozenset[str] = frozenset()
-    """Agent ids of the nodes that reported the same and have disconnected since."""
+    """Ids of agents that had stopped their workers but are no longer connected. They count as missing again."""
     pods: Mapping[str, str] = field(default_factory=dict)
-    """By agent id: the pods of its nodes, as far as this store knows them."""
+    """By agent id: the pods of its members, as far as this store knows them."""
     unresponsive: frozenset[str] = frozenset()
-    """Agent ids of the members that were connected and did not stop their workers in time."""
+    """Ids of members that were connected and did not stop their workers in time."""
 
     @property
     def missing(self) -> int:
-        """The number of nodes that may still run workers."""
+        """The number of members that may still run workers."""
         return self.size - len(self.stopped)
 
     @property
