@@ -97,7 +97,7 @@ async def simulate(nodes: int, workers: int) -> dict[str, float]:
         connections = [_open(store, address(node), sock) for _ in range(workers) for node in range(nodes)]
         waiting = time.process_time()
         for node in range(nodes):
-            store.connections.add_node(address(node))
+            store.connections.add_agent(address(node))
         await _until(lambda: all(c.answer or c.is_closing() for c in connections))
         ended = time.process_time()
     reset = sum(c.is_closing() for c in connections)

@@ -153,7 +153,7 @@ async def test_an_outcome_known_only_to_the_operator_reaches_connected_nodes(pee
 
 
 async def test_changes_in_quick_succession_share_one_report(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("elasticjob._runtime.store_pod.coordinator.REPORT_SECONDS_PER_NODE", 3600.0)
+    monkeypatch.setattr("elasticjob._runtime.store_pod.coordinator.REPORT_SECONDS_PER_AGENT", 3600.0)
     operator = await peers.link(LinkRole.OPERATOR)
     node = await peers.node(0)
     await receive(operator, Report, lambda r: bool(r.nodes))

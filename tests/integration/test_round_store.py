@@ -92,7 +92,7 @@ def test_only_clients_on_the_addresses_of_nodes_use_the_store_of_a_round_and_non
         rank_0 = started(run)
         assert answer("127.0.0.1", rank_0["port"]) == wire.i64(0)
         assert answer("127.0.0.9", rank_0["port"]) == b""
-        run.wait_for("no node of this job has a control link from its address")
+        run.wait_for("no agent of this job has a control link from its address")
         environ = Path(f"/proc/{rank_0['agent']}/environ").read_bytes().split(b"\0")
         endpoint = next(e for e in environ if e.startswith(f"{Env.STORE_ENDPOINT}=".encode())).decode()
         assert answer("127.0.0.1", int(endpoint.rpartition(":")[2])) == b""

@@ -33,7 +33,7 @@ KEYS = {LinkRole.NODE: b"n" * 32, LinkRole.OPERATOR: b"o" * 32}
 ONE_REPORT_AN_HOUR = """
 import sys
 from elasticjob._runtime.store_pod import coordinator, main
-coordinator.REPORT_SECONDS_PER_NODE = 3600.0
+coordinator.REPORT_SECONDS_PER_AGENT = 3600.0
 sys.exit(main.main([]))
 """
 """The store process, with a report that waits for as long as the test likes."""

@@ -138,7 +138,7 @@ async def test_a_store_that_is_ended_concludes_the_end_of_a_round_first(start_st
     store, port = await start_store(0)
     nodes, round_id = await leaving_round(port)
     store.terminate()
-    await log_line(store, "ends once its nodes need it no more")
+    await log_line(store, "ends once its agents can do without it")
     for node in nodes:
         node.send(WorkersStopped(round_id, 2))
     await receive(nodes[1], Finish)
@@ -150,7 +150,7 @@ async def test_a_store_that_is_ended_twice_ends_at_once(start_store: StartStore)
     store, port = await start_store(0)
     nodes, _ = await leaving_round(port)
     store.terminate()
-    await log_line(store, "ends once its nodes need it no more")
+    await log_line(store, "ends once its agents can do without it")
     store.terminate()
     assert await asyncio.wait_for(store.wait(), 10) == 0
     for node in nodes:
@@ -184,5 +184,5 @@ async def test_a_store_that_is_ended_while_it_imports_does_not_stay(tmp_path: Pa
     (tmp_path / "sitecustomize.py").write_text(DELETED_WHILE_IT_IMPORTS)
     environ = {**environment(0), "PYTHONPATH": str(tmp_path)}
     process = await asyncio.create_subprocess_exec(*PROGRAM, env=environ, stderr=asyncio.subprocess.PIPE)
-    await log_line(process, "this store ends once its nodes need it no more")
+    await log_line(process, "this store ends once its agents can do without it")
     assert await asyncio.wait_for(process.wait(), 20) == 0

@@ -50,7 +50,7 @@ async def test_the_store_of_a_round_resets_no_connection_if_all_workers_connect_
     if not addresses_known:
         await until(lambda: sum(map(len, store.connections.waiting.values())) == NODES * WORKERS)
         for address in START.member_addresses:
-            store.connections.add_node(address)
+            store.connections.add_agent(address)
     await until(lambda: not store.connections.unauthenticated)
     for worker in workers:
         assert await asyncio.to_thread(worker.recv, 8) == wire.i64(0)

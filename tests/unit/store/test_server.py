@@ -430,7 +430,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 async def test_a_store_without_clients_closes_their_connections(caplog: pytest.LogCaptureFixture) -> None:
     async with Nodes(StoreClients.NONE) as nodes:
-        (await nodes.link("127.0.0.1")).authenticated(is_node=True)
+        (await nodes.link("127.0.0.1")).authenticated(is_agent=True)
         with pytest.raises(ConnectionError):
             await StoreClient.connect("127.0.0.1", nodes.port)
         assert nodes.server.counters.dropped == {"no-tcpstore": 1}
@@ -448,7 +448,7 @@ async def test_clients_on_a_nodes_address_are_served_once_the_node_has_its_link(
         link = await nodes.link("127.0.0.2")
         await until(lambda: len(nodes.server.connections.waiting) == 2)
         assert await own.num_keys() == 0
-        link.authenticated(is_node=True)
+        link.authenticated(is_agent=True)
         assert await asyncio.wait_for(reader.readexactly(8), 10) == wire.i64(1)
         assert await own.get("k") == b"1"  # the other address has no link
         again, again_writer = await open_from("127.0.0.2", nodes.port)
@@ -463,7 +463,7 @@ async def test_an_address_is_admitted_no_more_when_its_last_link_has_ended() -> 
     async with Nodes(StoreClients.NODES, link_timeout=0.05) as nodes:
         links = [await nodes.link("127.0.0.2") for _ in range(2)]
         for link in links:
-            link.authenticated(is_node=True)
+            link.authenticated(is_agent=True)
         for left in (1, 0):
             links.pop().transport.abort()
             await until(lambda: nodes.server.open_connections == left)  # noqa: B023
@@ -490,7 +490,7 @@ async def test_clients_on_the_addresses_of_expected_nodes_are_served_without_a_l
     async with Nodes(StoreClients.NODES, link_timeout=0.5) as nodes:
         early, later, other = [asyncio.ensure_future(served(nodes, f"127.0.0.{n}")) for n in (2, 2, 4)]
         await until(lambda: sum(map(len, nodes.server.connections.waiting.values())) == 3)
-        nodes.server.expect_nodes(["127.0.0.1", "::ffff:127.0.0.2", "127.0.0.3", "a-host-name"])
+        nodes.server.expect_agents(["127.0.0.1", "::ffff:127.0.0.2", "127.0.0.3", "a-host-name"])
         assert await early
         assert await later
         assert await served(nodes, "127.0.0.3")
@@ -500,7 +500,7 @@ async def test_clients_on_the_addresses_of_expected_nodes_are_served_without_a_l
 
 async def test_an_address_without_a_link_is_expected_for_as_long_as_a_client_waits() -> None:
     async with Nodes(StoreClients.NODES, link_timeout=0.05) as nodes:
-        nodes.server.expect_nodes(["127.0.0.2"])
+        nodes.server.expect_agents(["127.0.0.2"])
         assert await served(nodes, "127.0.0.2")
         end = asyncio.get_running_loop().time() + 0.05
         await until(lambda: asyncio.get_running_loop().time() >= end)
@@ -509,9 +509,9 @@ async def test_an_address_without_a_link_is_expected_for_as_long_as_a_client_wai
 
 async def test_an_expected_address_that_has_had_a_link_is_admitted_while_it_has_one() -> None:
     async with Nodes(StoreClients.NODES, link_timeout=0.5) as nodes:
-        nodes.server.expect_nodes(["127.0.0.2", "127.0.0.3"])
+        nodes.server.expect_agents(["127.0.0.2", "127.0.0.3"])
         link = await nodes.link("127.0.0.2")
-        link.authenticated(is_node=True)
+        link.authenticated(is_agent=True)
         assert await served(nodes, "127.0.0.2")
         link.transport.abort()
         await until(lambda: nodes.server.open_connections == 0)
@@ -543,14 +543,14 @@ async def test_a_client_that_waits_for_its_node_holds_few_bytes() -> None:
 async def test_connections_that_do_not_authenticate_do_not_delay_a_node(sent: bytes) -> None:
     """They are closed from the oldest on, whatever they wait for, and never one that is authenticated."""
     async with Nodes(StoreClients.NODES, unauthenticated=20, connections=60) as nodes:
-        (await nodes.link("127.0.0.2")).authenticated(is_node=True)
+        (await nodes.link("127.0.0.2")).authenticated(is_agent=True)
         member = await StoreClient.connect("127.0.0.1", nodes.port)
         idle = [await open_from("127.0.0.3", nodes.port) for _ in range(200)]
         for _, writer in idle:
             writer.write(sent)
         began = asyncio.get_running_loop().time()
         node = await nodes.link("127.0.0.4")
-        node.authenticated(is_node=True)
+        node.authenticated(is_agent=True)
         assert asyncio.get_running_loop().time() - began < 1.0
         assert await member.add("n", 1) == 1
         await until(lambda: nodes.server.open_connections <= 23)

@@ -73,6 +73,6 @@ def admit_workers(store: StoreServer, start: StartRound, open_files: int) -> Non
     workers, nodes = start.world_size, start.group_world_size
     limit, unauthenticated = connection_limit(workers, nodes, open_files), unauthenticated_limit(nodes, workers)
     store.allow_connections(limit, unauthenticated, unauthenticated_bytes(unauthenticated))
-    store.expect_nodes(start.member_addresses)
+    store.expect_agents(start.member_addresses)
     if warning := too_few_connections(limit, workers, nodes):
         log.warning("%s", warning)

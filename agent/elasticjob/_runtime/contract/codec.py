@@ -29,7 +29,7 @@ _UNCHECKED = frozenset((str, bool))
 MAX_NUMBER = 1 << 63
 """Numbers are below this, and not below its negative: they fit in 8 bytes, and no sum of two exceeds a float."""
 MAX_ITEMS = 100_000
-"""Items of a list. The longest lists have an item for each node or rank of a job."""
+"""Items of a list. The longest lists have an item for each agent or rank of a job."""
 
 
 class MessageError(ValueError):

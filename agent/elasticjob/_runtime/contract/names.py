@@ -40,9 +40,9 @@ class Backend(str, Enum):
     """Values of `spec.rendezvous.backend`: the program that starts the workers and assigns their ranks."""
 
     ELASTICJOB = "elasticjob"
-    """The agent of each node, with the ranks that the coordinator assigned."""
+    """The agent of each worker pod, with the ranks that the coordinator assigned."""
     C10D = "c10d"
-    """A stock torchrun that the pod's command runs on each node; it meets its peers on the job's store."""
+    """A stock torchrun that each pod's command runs; it meets its peers on the job's store."""
 
 
 class StoreClients(str, Enum):
@@ -50,7 +50,7 @@ class StoreClients(str, Enum):
 
     NONE = "none"
     NODES = "nodes"
-    """Clients on the addresses of the job's nodes: the node has a control link from the client's address or is about to
+    """Clients on the addresses of the job's worker pods: an agent has a control link from there or is about to
     open one, or client and store have the same address."""
     ANY = "any"
 
@@ -76,7 +76,7 @@ class Env:
     EXECUTION_ATTEMPT = "ELASTICJOB_EXECUTION_ATTEMPT"
     """Execution attempt of the job, from 1."""
     NODE_KEY = "ELASTICJOB_NODE_KEY"
-    """Hexadecimal key with which a node authenticates on the control link. The agent does not pass it to workers."""
+    """Hexadecimal key with which an agent authenticates on the control link. The agent does not pass it to workers."""
     # Agent
     INDEX = "ELASTICJOB_INDEX"
     """Index of the pod in the job, from 0."""
@@ -87,7 +87,7 @@ class Env:
     STORE_ENDPOINT = "ELASTICJOB_STORE_ENDPOINT"
     """host:port of the job's store."""
     NPROC_PER_NODE = "ELASTICJOB_NPROC_PER_NODE"
-    """Workers per node, a number: the operator has resolved `auto`."""
+    """Workers per worker pod, a number: the operator has resolved `auto`."""
     NPROC_IS_DEFAULT = "ELASTICJOB_NPROC_IS_DEFAULT"
     """1 if the manifest leaves the number open: a number that torchrun's command or variable has counts instead."""
     GPUS = "ELASTICJOB_GPUS"
@@ -117,7 +117,7 @@ class Env:
     RESTART_SOCKET = "ELASTICJOB_RESTART_SOCKET"
     """Path of the Unix socket of `contract.restart_messages`; unset if workers run in a torchrun of their own."""
     ROUND = "ELASTICJOB_ROUND"
-    """Round that the worker was started for; `BEFORE_ROUNDS` if it was started ahead of one."""
+    """Round that the worker was started for; `BEFORE_ROUNDS` if it was prestarted."""
     STACK_DUMP_FILE = "ELASTICJOB_STACK_DUMP_FILE"
     """File to which a worker dumps the stacks of its threads on STACK_DUMP_SIGNAL, if it may be asked to."""
     WORLD = "ELASTICJOB_WORLD"
@@ -168,9 +168,9 @@ class ExitCode(IntEnum):
     INTERNAL = 70
     """The agent itself failed."""
     SUPERSEDED = 76
-    """A newer pod has this index, or the job no longer needs this node."""
+    """A newer pod has this index, or the job no longer needs this pod."""
     LEFT = 143
-    """The node was drained (SIGTERM), and left its round in good order."""
+    """The pod was drained (SIGTERM), and its agent left the round in good order."""
 
 
 FINAL_EXCEPTIONS = {"SeparateWorldError": "TrainsApart", "RefusedCommandError": "CommandRefused"}
@@ -208,7 +208,7 @@ class RoundId(NamedTuple):
 
     @property
     def is_ahead(self) -> bool:
-        """Whether it stands for the round of a worker that was started ahead of its first one; see BEFORE_ROUNDS."""
+        """Whether it stands for the round of a prestarted worker; see BEFORE_ROUNDS."""
         return self.attempt == 0
 
     @classmethod
@@ -222,5 +222,5 @@ class RoundId(NamedTuple):
 
 
 BEFORE_ROUNDS = RoundId(0, 0, 0)
-"""Stands for the round in the environment of a worker that is started ahead of its first one. A spare process has
-`0.0.n`."""
+"""Stands for the round in the environment of a prestarted worker: one that is started before its first round. A spare
+process has `0.0.n`."""

@@ -55,10 +55,10 @@ class CollectiveFailed:
 
 @dataclass(frozen=True)
 class ResultsEnded:
-    """Worker: it counts no step of the round any more, and sends `Interrupted` and `Parked` after `BreakCollectives`.
+    """Worker: it counts no more steps of the round, and sends `Interrupted` and `Parked` after `BreakCollectives`.
 
-    Sent only where work goes on behind the host: an abort there may end a collective of another rank, as if it had
-    succeeded, with part of the result.
+    Sent only if devices work asynchronously to the host: an abort may then end a collective of another rank as if it
+    had succeeded, with part of the result.
     """
 
     round: RoundId
@@ -93,7 +93,7 @@ class Parked:
 
 @dataclass(frozen=True)
 class Kept:
-    """Worker: after `End`, the state of this process is in the memory of the node. What follows is the script's."""
+    """Worker: after `End`, the state of this process is in the memory of its pod. What follows is the script's."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Interrupt:
 
 @dataclass(frozen=True)
 class BreakCollectives:
-    """Agent: no rank of the round counts a step any more. Answers `ResultsEnded`."""
+    """Agent: no rank of the round counts steps any more. Answers `ResultsEnded`."""
 
     round: RoundId
 
@@ -121,10 +121,10 @@ class CallAgain:
 
 @dataclass(frozen=True)
 class End:
-    """Agent: there is no next round for this process. It copies its state to the memory of the node, and ends."""
+    """Agent: there is no next round for this process. It copies its state to the memory of its pod, and ends."""
 
     at_once: bool = False
-    """No more of the script runs: the job goes on without this node, and another one may write the same files."""
+    """No more of the script runs: the job goes on without this pod, and another one may write the same files."""
 
 
 WorkerToAgent: TypeAlias = Calling | Guarded | CollectiveFailed | ResultsEnded | Interrupted | Raised | Parked | Kept

@@ -78,7 +78,7 @@ def _works(new_mac: Callable[[bytes], Mac]) -> bool:
 _CONSTRUCTORS = {"blake2b": _blake2b, "hmac-sha256": _hmac_sha256}
 MACS = tuple(name for name, new_mac in _CONSTRUCTORS.items() if _works(new_mac))
 """Names of the MACs that this Python has, the best first. BLAKE2b takes a third of the time; Python has no BLAKE2b on a
-machine that is restricted to the algorithms of FIPS."""
+host that is restricted to the algorithms of FIPS."""
 
 
 class ReceiveBudget:
@@ -287,7 +287,7 @@ class FrameProtocol(asyncio.Protocol):
             self._paused = False
             self.transport.resume_reading()
             self._watch_progress()
-        # Here and in `send` without further calls: a rendezvous of thousands of nodes has as many short frames.
+        # Here and in `send` without further calls: a rendezvous of thousands of agents has as many short frames.
         mac = self._receive_mac
         if mac is None:
             return frame[_LENGTH.size :]

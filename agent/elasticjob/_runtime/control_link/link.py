@@ -1,7 +1,7 @@
 """The control link: one authenticated connection on the store's port, with JSON messages in both directions.
 
-The client is a node or the operator. It opens the connection with the store's opcode LINK; both sides then send frames
-(`frames`), first those of the handshake:
+The client is an agent or the operator. It opens the connection with the store's opcode LINK; both sides then send
+frames (`frames`), first those of the handshake:
 
     client                                                      server
     LINK, u32 HANDSHAKE ──────────────────────────────────────►
@@ -83,7 +83,7 @@ class LinkRole(str, Enum):
 
 
 FRAME_LIMIT = {LinkRole.NODE: 1024 * 1024, LinkRole.OPERATOR: 8 * 1024 * 1024}
-"""Bytes in one frame, with its tag. Views of the operator and reports to it list every node."""
+"""Bytes in one frame, with its tag. Views of the operator and reports to it list every agent."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class LinkGate:
             log.exception("a handshake has failed")
             peer.record_drop("refused-link", f"{type(error).__name__}: {error}")
         else:
-            peer.authenticated(is_node=link.role is LinkRole.NODE)
+            peer.authenticated(is_agent=link.role is LinkRole.NODE)
             await _serve(self, link, frames, peer)
         finally:
             peer.transport.close()

@@ -1,15 +1,16 @@
-"""A node's side of the control link: connect, announce the node, receive messages; reconnect when the link is lost.
+"""An agent's side of the control link: connect, announce the agent, receive messages; reconnect when the link is lost.
 
-Every connection begins with the greeting: an `Announce`, and messages that a lost connection may have swallowed. So a
-node's state is complete at the coordinator after each reconnect, and nothing needs to be queued while there is no link.
+Every connection begins with the greeting: an `Announce`, and messages that a lost connection may have swallowed. So an
+agent's state is complete at the coordinator after each reconnect, and nothing needs to be queued while there is no
+link.
 
-A node that has been in a round reconnects without limit, because its workers can train without the store. A node that
-has not gives up after the join timeout. Incarnations of stores only grow: a node that has met a store does not talk to
-an older one, but sends it `NewerStore`, on which that store closes itself.
+An agent that has been in a round reconnects without limit, because its workers can train without the store. An agent
+that has not gives up after the join timeout. Incarnations of stores only grow: an agent that has met a store does not
+talk to an older one. It sends `NewerStore` to that store, which then closes itself.
 
-The store tells its nodes where its standby store is. A node without a link tries both. At a standby store that is still
-passive it waits, and goes on trying the store: the first of them that is active gets the node. A passive standby store
-does not count as a store that the node has met.
+The store tells its agents where its standby store is. An agent without a link tries both. At a standby store that is
+still passive it waits, and goes on trying the store: the first of them that is active gets the agent. A passive standby
+store does not count as one that the agent has met.
 """
 
 from __future__ import annotations
@@ -45,11 +46,11 @@ back by then, and the standby store does not notice it."""
 
 
 class NoCoordinatorError(Exception):
-    """The node found no coordinator within the join timeout and has never been in a round."""
+    """The agent found no coordinator within the join timeout and has never been in a round."""
 
 
 class StaleStoreError(Exception):
-    """The store that answered is older than one that this node has met."""
+    """The store that answered is older than one that this agent has met."""
 
 
 class _Search:
@@ -66,7 +67,7 @@ class _Search:
 
 
 class CoordinatorClient:
-    """Keeps one node connected to the job's coordinator."""
+    """Keeps one agent connected to the job's coordinator."""
 
     def __init__(
         self,
@@ -81,9 +82,9 @@ class CoordinatorClient:
         dial_standby: Callable[[StandbyStore], Awaitable[ControlLink]] | None = None,
     ) -> None:
         """`dial` opens a link; `greeting` returns the messages to send first on it; `had_round` returns whether the
-        node has been in a round. `on_link_change` is called with the link when it is up, and with None when it is
+        agent has been in a round. `on_link_change` is called with the link when it is up, and with None when it is
         lost. `jitter` returns a number from 0 to 1.
-        `dial_standby` opens a link to a standby store; None: the node uses none.
+        `dial_standby` opens a link to a standby store; None: the agent uses none.
         """
         self._dial = dial
         self._dial_standby = dial_standby
@@ -101,14 +102,14 @@ class CoordinatorClient:
         self._store_vanished = False
         """Whether only keep-alive detected that the last link was lost."""
         self._newest = 0
-        """Highest incarnation of a store that this node has met."""
+        """Highest incarnation of a store that this agent has met."""
         self._started = time.monotonic()
-        """When the node began to look for a store."""
+        """When the agent began to look for a store."""
         self._logged_problem = ""
         """Why the last attempt failed, so that the log has each problem once; empty after a success."""
 
     def send(self, message: NodeToCoordinator) -> None:
-        """Send a message if there is a link. If there is none, the next greeting carries the node's state."""
+        """Send a message if there is a link. If there is none, the next greeting carries the agent's state."""
         link = self._link or self._waiting
         if link is not None:
             link.send(message)
@@ -119,7 +120,7 @@ class CoordinatorClient:
         return link is None or is_known(message, link.protocol)
 
     def greet_again(self) -> None:
-        """Announce the node once more over the link that it has, if any: the store answers with what it knows."""
+        """Announce the agent once more over the link that it has, if any: the store answers with what it knows."""
         if self._link is not None:
             self._greet(self._link)
 
@@ -217,7 +218,7 @@ class CoordinatorClient:
         return None
 
     async def _wait_until_active(self, link: ControlLink) -> bool:
-        """Announce the node at a passive standby store; return whether the store became active before it closed."""
+        """Announce the agent at a passive standby store; return whether the store became active before it closed."""
         log.info("waiting at standby store %d", link.welcome.incarnation)
         older, self._waiting = self._waiting, link
         if older is not None:
@@ -246,7 +247,7 @@ class CoordinatorClient:
             self._newest = link.welcome.incarnation
             self._logged_problem = ""
             log.info("connected to store %d", self._newest)
-            if not link.welcome.passive:  # else the node has announced itself already
+            if not link.welcome.passive:  # else the agent has announced itself already
                 self._greet(link)
             self._link = link
             self._on_link_change(link)
@@ -269,4 +270,4 @@ class CoordinatorClient:
             elif isinstance(message, CoordinatorToNode):
                 self._on_message(message)
             elif not isinstance(message, StoreActive):
-                log.warning("ignored a message of type %s: it is not for a node", type(message).__name__)
+                log.warning("ignored a message of type %s: it is not for an agent", type(message).__name__)

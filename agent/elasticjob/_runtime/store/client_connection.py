@@ -39,7 +39,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._served = False
         """Whether the client has sent VALIDATE and is admitted."""
         self._waits = False
-        """Whether the client has sent VALIDATE and waits for its node's control link."""
+        """Whether the client has sent VALIDATE and waits for its agent's control link."""
         self._reading = True
         # A pending wait can end during this client's own turn; the executor keeps its answers in order.
         self._executor = RequestExecutor(self._store, server.limits.reply, self._flush)
@@ -164,7 +164,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._start_timer(
                 self._server.limits.link_timeout,
                 "no-link",
-                "no node of this job has a control link from its address",
+                "no agent of this job has a control link from its address",
             )
             self._waits = True
             self._server.connections.add_waiting(self)

@@ -40,7 +40,7 @@ class Peer:
         """IP address of the other side."""
         self.name = endpoint_text(self.address, name[1]) if name else "a client"
         self._connections = connections
-        self._dropped = self._ended = self._is_node = False
+        self._dropped = self._ended = self._is_agent = False
 
     def record_drop(self, reason: str, message: str) -> None:
         """Count and log that we close the connection, once. `reason` is a fixed text, for counting."""
@@ -54,14 +54,15 @@ class Peer:
         self.transport.abort()
         self.end()
 
-    def authenticated(self, *, is_node: bool = False) -> None:
-        """Note that the connection is authenticated; `is_node`: it is a node's link, so that its address is known."""
+    def authenticated(self, *, is_agent: bool = False) -> None:
+        """Note that the connection is authenticated. `is_agent`: it is an agent's link, so clients from its address are
+        admitted."""
         if self._ended:
             return
         self._connections.unauthenticated.pop(self, None)
-        if is_node:
-            self._is_node = True
-            self._connections.add_node(self.address)
+        if is_agent:
+            self._is_agent = True
+            self._connections.add_agent(self.address)
 
     def end(self) -> None:
         """Note that the connection has ended."""
@@ -70,8 +71,8 @@ class Peer:
         self._ended = True
         self._connections.open -= 1
         self._connections.unauthenticated.pop(self, None)
-        if self._is_node:
-            self._connections.remove_node(self.address)
+        if self._is_agent:
+            self._connections.remove_agent(self.address)
 
     @property
     def is_local(self) -> bool:
@@ -80,7 +81,7 @@ class Peer:
 
 
 class WaitingClient(Protocol):
-    """A client that has sent its first request, and waits for the control link of its node."""
+    """A client that has sent its first request, and waits for the control link of its agent."""
 
     peer: Peer
 
@@ -100,11 +101,11 @@ class Connections:
         self.unauthenticated: OrderedDict[Peer, None] = OrderedDict()
         """Connections that are not authenticated yet, the oldest first."""
         self.waiting: dict[str, set[WaitingClient]] = {}
-        """Clients that wait for their node's control link, by address."""
-        self._nodes: Counter[str] = Counter()
-        """Number of nodes' control links, by address."""
+        """Clients that wait for their agent's control link, by address."""
+        self._agents: Counter[str] = Counter()
+        """Number of agents' control links, by address."""
         self._expected: set[str] = set()
-        """Addresses of nodes that are about to open their control links."""
+        """Addresses of agents that are about to open their control links."""
         self._expected_until = -math.inf
         """Until when clients on these addresses are admitted; loop time."""
 
@@ -132,28 +133,28 @@ class Connections:
         """Return whether a client may use the store's operations now. WireError: it never may."""
         if self.admits is StoreClients.NONE:
             raise WireError("no-tcpstore", "this store has control links only: its job does not use it as a TCPStore")
-        return self.admits is StoreClients.ANY or peer.is_local or self._is_address_of_node(peer.address)
+        return self.admits is StoreClients.ANY or peer.is_local or self._is_address_of_agent(peer.address)
 
-    def _is_address_of_node(self, address: str) -> bool:
-        if address in self._nodes:
+    def _is_address_of_agent(self, address: str) -> bool:
+        if address in self._agents:
             return True
         return address in self._expected and asyncio.get_running_loop().time() < self._expected_until
 
-    def expect_nodes(self, addresses: Iterable[str]) -> None:
-        """Admit the clients on these addresses, whose nodes are about to open their control links.
+    def expect_agents(self, addresses: Iterable[str]) -> None:
+        """Admit the clients on these addresses, whose agents are about to open their control links.
 
         They are admitted for `Limits.link_timeout`. The first link from an address ends that for this address, which is
         then admitted while it has a link. A host name has no effect, and neither has an address in another form than
         the kernel's: the clients there wait for the link.
         """
-        self._expected = {plain_address(address) for address in addresses} - self._nodes.keys()
+        self._expected = {plain_address(address) for address in addresses} - self._agents.keys()
         self._expected_until = asyncio.get_running_loop().time() + self.limits.link_timeout
         for address in self._expected:
             self._admit_waiting(address)
 
-    def add_node(self, address: str) -> None:
-        """Admit the clients on a node's address, from which it has opened a control link."""
-        self._nodes[address] += 1
+    def add_agent(self, address: str) -> None:
+        """Admit the clients on an agent's address, from which it has opened a control link."""
+        self._agents[address] += 1
         self._expected.discard(address)
         self._admit_waiting(address)
 
@@ -162,7 +163,7 @@ class Connections:
             client.admit()
 
     def add_waiting(self, client: WaitingClient) -> None:
-        """Let a client wait for its node's control link."""
+        """Let a client wait for its agent's control link."""
         self.waiting.setdefault(client.peer.address, set()).add(client)
 
     def remove_waiting(self, client: WaitingClient) -> None:
@@ -172,11 +173,11 @@ class Connections:
         if not others:
             del self.waiting[client.peer.address]
 
-    def remove_node(self, address: str) -> None:
+    def remove_agent(self, address: str) -> None:
         """Note that one of the address's control links has ended: without another one it admits no further client."""
-        self._nodes[address] -= 1
-        if not self._nodes[address]:
-            del self._nodes[address]
+        self._agents[address] -= 1
+        if not self._agents[address]:
+            del self._agents[address]
 
 
 def _address_of(name: tuple[str, int] | None) -> str:

@@ -38,7 +38,7 @@ def connection_limit(workers: int, nodes: int, open_files: int) -> int:
 def unauthenticated_limit(nodes: int, workers: int = 0) -> int:
     """Return how many connections the store of a job or a round of this size authenticates at once.
 
-    All nodes and workers may come at the same moment, and again before the store has seen that their last attempts
+    All agents and workers may come at the same moment, and again before the store has seen that their last attempts
     ended. `workers`: those that use the store as a TCPStore.
     """
     return max(Limits.unauthenticated, 2 * (nodes + workers))
@@ -47,13 +47,13 @@ def unauthenticated_limit(nodes: int, workers: int = 0) -> int:
 def unauthenticated_bytes(connections: int) -> int:
     """Return how many bytes each connection may leave unread while so many of them may be unauthenticated.
 
-    A worker of torch sends 10 bytes and waits for the answer. 4096 nodes of 8 workers may leave 1.8 KB each.
+    A worker of torch sends 10 bytes and waits for the answer. 4096 agents of 8 workers may leave 1.8 KB each.
     """
     return min(Limits.unauthenticated_bytes, UNAUTHENTICATED_MEMORY // connections)
 
 
 def too_few_connections(limit: int, workers: int, nodes: int) -> str:
-    """Return a log line if the limit is below one connection for each worker and node, else ""."""
+    """Return a log line if the limit is below one connection for each worker and agent, else ""."""
     if limit >= workers + nodes:
         return ""
     return (

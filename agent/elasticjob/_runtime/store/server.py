@@ -7,8 +7,8 @@ No client can block or starve the others: clients take turns, a client that does
 and a client that exceeds a limit (`wire.Limits`) is disconnected, logged, and counted by reason.
 
 A connection is authenticated once its control link is, or once it is a client that `StoreClients` admits. TCPStore's
-protocol has no credentials, so a client is known by the address of its node: the node has a control link from there, or
-is about to open one (`expect_nodes`). Connections that are not authenticated are few, hold few bytes, and never
+protocol has no credentials, so a client is known by the address of its pod, from which an agent has a control link,
+or is about to open one (`expect_agents`). Connections that are not authenticated are few, hold few bytes, and never
 displace others.
 """
 
@@ -98,12 +98,12 @@ class StoreServer:
             unauthenticated_bytes=unauthenticated_bytes,
         )
 
-    def expect_nodes(self, addresses: Iterable[str]) -> None:
-        """Admit the clients on these addresses, whose nodes are about to open their control links.
+    def expect_agents(self, addresses: Iterable[str]) -> None:
+        """Admit the clients on these addresses, whose agents are about to open their control links.
 
-        As `Connections.expect_nodes`.
+        As `Connections.expect_agents`.
         """
-        self.connections.expect_nodes(addresses)
+        self.connections.expect_agents(addresses)
 
     @property
     def open_connections(self) -> int:

@@ -77,7 +77,7 @@ class Limits:
     opening_timeout: float = 5.0
     """Seconds from the start of a connection to its first request (VALIDATE or LINK)."""
     link_timeout: float = 10.0
-    """Seconds that a client waits for its node's control link (`StoreClients.NODES`)."""
+    """Seconds that a client waits for its agent's control link (`StoreClients.NODES`)."""
     write_buffer: int = 1 * MIB
     """Unread answers of one client. Beyond it the client is a slow reader: its requests wait until it has read them."""
     total_write_buffer: int = 128 * MIB

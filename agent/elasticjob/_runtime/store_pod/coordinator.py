@@ -1,8 +1,8 @@
 """The coordinator of one job: it carries the decisions of `rendezvous.rounds` over control links.
 
-`rounds` is pure; this module has the state and the I/O. Messages of nodes and operators, closed links and deadlines
-become events. Up to AT_ONCE events of one turn of the event loop are decided together. Then messages go to the nodes, a
-report goes to the operators, and the timer is set to the next deadline.
+`rounds` is pure; this module has the state and the I/O. Messages of agents and operators, closed links and deadlines
+become events. Up to AT_ONCE events of one turn of the event loop are decided together. Then messages go to the agents,
+a report goes to the operators, and the timer is set to the next deadline.
 """
 
 from __future__ import annotations
@@ -58,18 +58,18 @@ from elasticjob._runtime.rendezvous.state import (
 
 log = logging.getLogger(__name__)
 
-REPORT_SECONDS_PER_NODE = 0.0001
-"""Seconds from one report to the next, for each node in the report. The cost of a report grows with its nodes, so
-reports take a small part of the processor, here and at the operator, however often nodes connect and disconnect."""
+REPORT_SECONDS_PER_AGENT = 0.0001
+"""Seconds from one report to the next, for each agent in the report. The cost of a report grows with its agents, so
+reports take a small part of the processor, here and at the operator, however often agents connect and disconnect."""
 PROGRESS_SECONDS = 30.0
 """Seconds from one report to the next that differs in the training's progress only: each costs the operator requests to
 the API server."""
 AT_ONCE = 256
-"""Events decided, and messages sent, before the event loop serves what has arrived meanwhile. To answer 4096 nodes at
+"""Events decided, and messages sent, before the event loop serves what has arrived meanwhile. To answer 4096 agents at
 once takes 0.3 s."""
 STANDBY_TIMEOUT = 10.0
-"""Seconds that a store which is to end waits for a standby store. Where no second machine has room there is none, and
-what the job loses is little: a drain of a node beside it then ends the round as a lost node does."""
+"""Seconds that an ending store waits for a standby store. On a cluster with one Node no standby store exists. To give
+up costs little: the drain of a worker pod beside the store is then handled like a lost member."""
 
 
 @dataclass
@@ -80,11 +80,11 @@ class Coordinator:
     dropped: int = 0
     """Messages that their sender was not allowed to send."""
     superseded: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when a node has reported a newer store: the server of this store must close it."""
+    """Set when an agent has reported a newer store: the server of this store must close it."""
     _decided: asyncio.Event = field(default_factory=asyncio.Event)
     """Set after each decision."""
-    _nodes: dict[str, ControlLink] = field(default_factory=dict)
-    """Links of nodes, by agent id."""
+    _agents: dict[str, ControlLink] = field(default_factory=dict)
+    """Links of agents, by agent id."""
     _operators: list[ControlLink] = field(default_factory=list)
     _events: list[CoordinatorEvent] = field(default_factory=list)
     """Events that are not decided yet."""
@@ -130,7 +130,7 @@ class Coordinator:
                 timer.cancel()
 
     async def wait_until_it_may_end(self) -> None:
-        """Return when the store may end without cost for its nodes, or no standby store has come for so long."""
+        """Return when the store may end without cost for its agents, or no standby store has come for so long."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + STANDBY_TIMEOUT
         while not standby_store.may_end(self.state, without_standby=(left := deadline - loop.time()) <= 0):
@@ -143,7 +143,7 @@ class Coordinator:
         if link.role is LinkRole.OPERATOR:
             await self._serve_operator(link)
         else:
-            await self._serve_node(link)
+            await self._serve_agent(link)
 
     async def _serve_operator(self, link: ControlLink) -> None:
         self._operators.append(link)
@@ -157,7 +157,7 @@ class Coordinator:
         finally:
             self._operators.remove(link)
 
-    async def _serve_node(self, link: ControlLink) -> None:
+    async def _serve_agent(self, link: ControlLink) -> None:
         first = await link.receive()
         if isinstance(first, NewerStore):
             self._submit(NewerStoreSeen(first.incarnation))
@@ -169,22 +169,22 @@ class Coordinator:
         else:
             self._ignore(link, first)
             return
-        older = self._nodes.get(agent_id)
-        self._nodes[agent_id] = link
+        older = self._agents.get(agent_id)
+        self._agents[agent_id] = link
         if older is not None:
             older.close()
         self._submit(AgentMessage(agent_id, first))
         try:
             await self._receive_messages(link, agent_id)
         finally:
-            # A node that has reconnected over a new link is not disconnected.
-            if self._nodes.get(agent_id) is link:
-                del self._nodes[agent_id]
+            # An agent that has reconnected over a new link is not disconnected.
+            if self._agents.get(agent_id) is link:
+                del self._agents[agent_id]
                 self._submit(AgentDisconnected(agent_id))
 
     async def _receive_messages(self, link: ControlLink, agent_id: str) -> None:
         while (message := await link.receive()) is not None:
-            if self._nodes.get(agent_id) is not link:
+            if self._agents.get(agent_id) is not link:
                 return
             match message:
                 case Ready() | WorkersStarted() | WorkersFailed() | WorkersSucceeded():
@@ -212,7 +212,7 @@ class Coordinator:
             log.warning("ignored a message of type %s from %s %s: not allowed here", name, link.role.value, link.peer)
 
     def _track_step_times(self, agent_id: str, times: StepTimes) -> None:
-        # Not an event for the rules: they do not depend on step times, and every node sends them regularly.
+        # Not an event for the rules: they do not depend on step times, and every agent sends them regularly.
         now, before = time.monotonic(), self._straggler_tracker.straggler
         self._straggler_tracker = stragglers.track_step_times(self._straggler_tracker, self.state, agent_id, times, now)
         if self._straggler_tracker.straggler != before:
@@ -228,11 +228,11 @@ class Coordinator:
 
     def _record_transfer(self, agent_id: str, received: StateReceived) -> None:
         # Not an event for the rules, as above.
-        round_, node, last = self.state.round, self.state.agents.get(agent_id), self._state_transfer
-        if round_ is None or node is None or round_.id != received.round or agent_id not in round_.members:
+        round_, agent, last = self.state.round, self.state.agents.get(agent_id), self._state_transfer
+        if round_ is None or agent is None or round_.id != received.round or agent_id not in round_.members:
             return
         if last is None or last.received.round != received.round or last.received.seconds < received.seconds:
-            self._state_transfer = StateTransfer(received, node.pod, time.time())
+            self._state_transfer = StateTransfer(received, agent.pod, time.time())
             self._report_change(time.monotonic())
 
     def _submit(self, event: CoordinatorEvent) -> None:
@@ -262,9 +262,9 @@ class Coordinator:
             self.superseded.set()
 
     def _send_effects(self, effects: Iterable[SendToAgent]) -> None:
-        """Send messages, behind those that wait. A node that connects again meanwhile gets them in another way."""
+        """Send messages, behind those that wait. One that connects again in the meantime gets them in another way."""
         idle = not self._unsent
-        self._unsent += [(link, e.message) for e in effects if (link := self._nodes.get(e.agent_id)) is not None]
+        self._unsent += [(link, e.message) for e in effects if (link := self._agents.get(e.agent_id)) is not None]
         if idle:
             self._send_some()
 
@@ -288,7 +288,7 @@ class Coordinator:
             return
         report = self._report(now)
         # It costs the same if nothing in it has changed.
-        pause = REPORT_SECONDS_PER_NODE * len(report.nodes)
+        pause = REPORT_SECONDS_PER_AGENT * len(report.nodes)
         self._report_timer = asyncio.get_running_loop().call_later(pause, self._report_again)
         if report == self._last_report or self._waits_for_progress(report, now):
             return

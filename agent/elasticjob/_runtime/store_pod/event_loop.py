@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 READY_AT_ONCE = 256
-"""Connections that are read from in one turn. 4096 nodes whose workers fail at once send as many messages: to read all
+"""Connections that are read from in one turn. 4096 agents whose workers fail at once send as many messages: to read all
 of them in one turn takes 0.2 s, in which the store does not answer."""
 
 

@@ -82,11 +82,11 @@ def _write_counter(path: Path, number: int) -> None:
 async def serve_store(config: StoreConfig, early_signals: Sequence[str] = ()) -> None:
     """Serve until SIGTERM, SIGINT or the end of the parent process (`parent_fd`).
 
-    After the first signal the store serves on until it may end without cost for its nodes, after the second one it ends
-    at once. If a node reports a newer store, stop listening, but wait for the signal too. `early_signals`: names of
-    those received before; the caller's handlers append to it. An error in a callback or in the service of a node is
-    raised: a store that goes on without what it was about to do may leave the job waiting, and another start of it
-    learns from the nodes which round runs.
+    After the first signal the store serves on until it may end without cost for its agents, after the second one it
+    ends at once. If an agent reports a newer store, stop listening, but wait for the signal too. `early_signals`: names
+    of those received before; the caller's handlers append to it. An error in a callback, or while an agent is
+    served, is raised: a store that skipped what it was about to do may leave the job waiting, while another start of
+    the store learns from the agents which round runs.
     """
     _, open_files = raise_open_file_limit()
     stop, at_once = asyncio.Event(), asyncio.Event()
@@ -125,7 +125,7 @@ async def serve_store(config: StoreConfig, early_signals: Sequence[str] = ()) ->
     role = ", standby" if config.standby else ""
     log.info("serving on port %d, incarnation %d, start %d%s", port, config.incarnation, starts, role)
     await _first_of(failed, stop.wait(), coordinator.superseded.wait())
-    log.info("this store ends once its nodes need it no more")
+    log.info("this store ends once its agents can do without it")
     await _first_of(failed, coordinator.wait_until_it_may_end(), at_once.wait())
     coordinator.stop()
     await server.close()

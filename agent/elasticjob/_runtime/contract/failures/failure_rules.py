@@ -22,17 +22,17 @@ class FailureAction(str, Enum):
     REPLACE_POD = "ReplacePod"
     """The same, and a new pod replaces the one that failed, or whose worker did."""
     REPLACE_POD_AND_AVOID_NODE = "ReplacePodAndAvoidNode"
-    """The same, and new pods avoid the node of that pod for avoidNodeSeconds."""
+    """The same, and new pods avoid the Node of that pod for avoidNodeSeconds."""
     RESTART_GROUP_UNCOUNTED = "RestartGroupAndIgnoreMaxRestarts"
     """All workers restart; `status.restarts` includes the restart, maxRestarts does not count it."""
     IGNORE = "Ignore"
-    """All workers restart, and no counter includes the restart: as after a lost node."""
+    """All workers restart, and no counter includes the restart: as after a lost worker pod."""
 
 
 UNCOUNTED_ACTIONS = frozenset({FailureAction.RESTART_GROUP_UNCOUNTED, FailureAction.IGNORE})
 """Actions after which maxRestarts does not limit how often the workers restart."""
 REPLACING_ACTIONS = frozenset({FailureAction.REPLACE_POD, FailureAction.REPLACE_POD_AND_AVOID_NODE})
-"""Actions after which the node of the worker that failed leaves the job, because its pod is replaced."""
+"""Actions after which the agent of the failed worker leaves the job, because its pod is replaced."""
 
 
 class ExitCodeOperator(str, Enum):

@@ -33,8 +33,8 @@ LOSSES_TOGETHER = 0.05
 LINK_DELAY = 0.2
 LINK_SPACING = 0.001
 """Seconds from the start of a round to the first of these attempts, and more for each group rank: workers form their
-process group at that time, over the same store, which serves them before the link (`StoreServer.expect_nodes`). At most
-half of the time for which an answer counts: after all of it, a node without its link counts as cut off."""
+process group at that time, over the same store, which serves them before the link (`StoreServer.expect_agents`). At
+most half of the time for which an answer counts: after all of it, a node without its link counts as cut off."""
 
 
 class ReachabilityMonitor:
