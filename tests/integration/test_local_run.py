@@ -446,7 +446,7 @@ def test_a_spare_takes_the_place_of_a_lost_node_in_one_round(tmp_path: Path) -> 
             run.wait_for("")
         os.kill(next(int(m[2]) for m in started if m[1] == "1"), signal.SIGKILL)
         run.wait_for("round 1.0.2 runs: 3 workers on 3 nodes")
-        run.wait_for(r"toy-\d-1: waiting: the round is full without this node")
+        run.wait_for(r"toy-\d-1: waiting: the round is full without this pod")
         done.touch()
         assert run.exit_code() == 0
     assert f"toy-{spare}-0: round 1.0.2 formed" in run.text
@@ -512,9 +512,9 @@ def test_the_lines_about_a_start_say_what_happens(tmp_path: Path) -> None:
     lines = [re.sub(r"\d+ s so far", "N s so far", line) for line in run.lines if line.startswith("[job] round")]
     lines = [line for number, line in enumerate(lines) if line not in lines[:number]]
     assert lines == [
-        "[job] round 1.0.1: 1 node imports the modules of spec.preload",
-        "[job] round 1.0.1: 1 node imports the modules of spec.preload, for N s so far",
-        "[job] round 1.0.1: the workers of 1 node start",
+        "[job] round 1.0.1: 1 pod imports the modules of spec.preload",
+        "[job] round 1.0.1: 1 pod imports the modules of spec.preload, for N s so far",
+        "[job] round 1.0.1: the workers of 1 pod start",
         "[job] round 1.0.1 runs: 1 worker on 1 node",
         "[job] round 1.0.1 trains: step 7 is the first one that was reported",
     ]

@@ -83,7 +83,7 @@ def test_more_than_half_of_a_round_trains_on_without_the_coordinator_and_the_res
         before = workers(run, SIZE, SIZE)
         network = Partition(run.pid, SIZE)
         network.cut(0, 1, 2)
-        run.wait_for("gathering: 3 of 4 nodes are missing; the operator must confirm that this is the only store")
+        run.wait_for("gathering: 3 of 4 worker pods are missing; the operator must confirm that this is the only store")
         for _ in range(20):
             assert workers(run, SIZE, 3) == {rank: before[rank] for rank in (0, 1, 2)}
         assert "runs: 1 worker on 1 node" not in run.text

@@ -18,7 +18,7 @@ from support.worker_scripts import script
 pytestmark = pytest.mark.torch
 pytest.importorskip("torch")
 
-LEFT_OUT = "a round runs without this node until its new processes are at their function"
+LEFT_OUT = "a round runs without this pod until its new processes are at their function"
 SECONDS = 3.0
 """What each process needs up to its function."""
 

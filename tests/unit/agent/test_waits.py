@@ -11,9 +11,9 @@ from elasticjob._runtime.contract.names import RoundId
 from elasticjob._runtime.local.waits import Wait, WaitLines, current_wait
 
 ROUND = RoundId(1, 0, 2)
-STARTS = Report(0, RoundPhase.RUNNING, "the workers of 2 nodes start", ROUND, 1, 2, 0.0)
-RUNS = replace(STARTS, reason="the workers of 2 nodes run", formed_at=7.0)
-GATHERS = replace(STARTS, phase=RoundPhase.GATHERING, reason="1 of at least 2 nodes available", round=None)
+STARTS = Report(0, RoundPhase.RUNNING, "the workers of 2 pods start", ROUND, 1, 2, 0.0)
+RUNS = replace(STARTS, reason="the workers of 2 pods run", formed_at=7.0)
+GATHERS = replace(STARTS, phase=RoundPhase.GATHERING, reason="1 of at least 2 worker pods available", round=None)
 OLDER, PRESENT = (TrainingProgress(round_id, 3, None, None) for round_id in (RoundId(1, 0, 1), ROUND))
 NO_STEP = (
     "round 1.0.2: the script imports, prepares or trains; it has not called elasticjob.progress with a total or metrics"
@@ -24,8 +24,8 @@ NO_STEP = (
     ("report", "expected"),
     [
         (None, Wait("the store starts")),
-        (GATHERS, Wait("gathering: 1 of at least 2 nodes available")),
-        (STARTS, Wait("round 1.0.2: the workers of 2 nodes start")),
+        (GATHERS, Wait("gathering: 1 of at least 2 worker pods available")),
+        (STARTS, Wait("round 1.0.2: the workers of 2 pods start")),
         (RUNS, Wait(NO_STEP, repeats=False)),
         (replace(RUNS, progress=OLDER), Wait(NO_STEP, repeats=False)),
         (replace(RUNS, progress=PRESENT), None),

@@ -120,7 +120,7 @@ def test_a_visitor_learns_whether_the_rendezvous_is_closed() -> None:
     job.send(0, Close("done"))
     ask(job, QueryClosed())
     waiting, running, closed = job.sent[VISITOR]
-    assert waiting == Standby("waiting for more nodes")
+    assert waiting == Standby("waiting for more worker pods")
     assert isinstance(running, Standby)
     assert closed == Closed("done")
 
@@ -148,7 +148,7 @@ def test_a_visitor_cannot_close_a_job_that_has_an_operator() -> None:
     job = Job()
     job.operator_view()
     ask(job, Close("over"))
-    assert job.sent[VISITOR] == [Standby("waiting for more nodes")]
+    assert job.sent[VISITOR] == [Standby("waiting for more worker pods")]
     assert job.state.closed_reason == ""
 
 

@@ -37,7 +37,7 @@ def test_a_round_without_half_of_the_last_one_needs_confirmation() -> None:
     job = halved()
     assert job.phase() is RoundPhase.GATHERING
     assert job.report.confirmation_request > 0
-    assert job.report.reason == "2 of 4 nodes are missing; the operator must confirm that this is the only store"
+    assert job.report.reason == "2 of 4 worker pods are missing; the operator must confirm that this is the only store"
     job.confirm()
     assert job.members == ["j-0-0", "j-1-0"]
     assert job.report.confirmation_request == 0
@@ -92,7 +92,7 @@ def test_a_round_whose_workers_never_all_started_is_not_the_last() -> None:
     job.advance(0.3)
     job.stopped(0, 1)
     assert job.members == []
-    assert job.report.reason == "3 of 5 nodes are missing; the operator must confirm that this is the only store"
+    assert job.report.reason == "3 of 5 worker pods are missing; the operator must confirm that this is the only store"
     assert job.report.half_missing_round is None
     job.confirm()
     assert job.members == ["j-0-0", "j-1-0"]
@@ -190,7 +190,7 @@ def test_a_successor_that_finds_half_of_a_round_ends_it_and_requests_confirmatio
     for index in (0, 1):
         job.send(index, WorkersStopped(before.start_of(index).round, 6000 + index))
     assert job.members == []
-    assert job.report.reason.startswith("2 of 4 nodes are missing")
+    assert job.report.reason.startswith("2 of 4 worker pods are missing")
     job.operator_view(*pods(0, 1, 2, 3))
     assert job.members == ["j-0-0", "j-1-0"]
 
@@ -262,7 +262,7 @@ def test_a_node_that_does_not_stop_is_lost_and_may_write_until_it_has_stopped() 
     job.stopped(0, 1)
     assert job.report.lost_pods == ()
     job.advance(job.state.settings.stop_grace + STOP_TIMEOUT)
-    assert job.report.reason.startswith("2 of 4 nodes are missing")
+    assert job.report.reason.startswith("2 of 4 worker pods are missing")
     assert job.report.lost_pods == job.report.pods_that_may_write == ("j-2-0", "j-3-0")
     job.stopped(2)
     assert job.members == ["j-0-0", "j-1-0", "j-2-0"]
@@ -330,6 +330,6 @@ def test_a_message_about_an_older_round_than_the_one_that_the_node_announced_doe
     for index in (0, 1):
         job.send(index, WorkersStopped(first.round, 6000))
     job.announce(2, membership=membership_of(older.start_of(2), MemberState.STOPPED))
-    assert job.report.reason.startswith("2 of 4 nodes are missing")
+    assert job.report.reason.startswith("2 of 4 worker pods are missing")
     job.send(2, WorkersStopped(first.round, 6000))
-    assert job.report.reason.startswith("2 of 4 nodes are missing")
+    assert job.report.reason.startswith("2 of 4 worker pods are missing")

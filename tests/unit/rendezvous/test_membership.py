@@ -34,7 +34,7 @@ def test_a_spare_is_swapped_in_without_a_second_round() -> None:
     job.announce(0, 1, 2)
     job.started(0, 1, 2)
     job.announce(3)
-    assert job.last(3) == Standby("the round is full without this node", redundant=True)
+    assert job.last(3) == Standby("the round is full without this pod", redundant=True)
     job.disconnect(1)
     job.advance(1)
     job.stopped(0, 2)
@@ -43,7 +43,7 @@ def test_a_spare_is_swapped_in_without_a_second_round() -> None:
     job.announce(1, incarnation=1)
     job.advance(60)
     assert (job.phase(), job.report.rounds) == (RoundPhase.RUNNING, 2)
-    assert job.last(1, incarnation=1) == Standby("the round is full without this node", redundant=True)
+    assert job.last(1, incarnation=1) == Standby("the round is full without this pod", redundant=True)
 
 
 SPARED = replace(SETTINGS, min_nodes=2, max_nodes=3, target=3, spares=1)
@@ -76,14 +76,14 @@ def test_a_round_starts_without_spares_or_with_one_if_a_pod_is_unschedulable() -
 
 def test_a_spare_keeps_its_place_and_the_replacement_pod_becomes_standby() -> None:
     job = spared(0, 1, 2, 3)
-    assert job.last(3) == Standby("the round is full without this node", redundant=True)
+    assert job.last(3) == Standby("the round is full without this pod", redundant=True)
     lose(job, 1, 0, 2)
     assert job.members == ["j-0-0", "j-2-0", "j-3-0"]
     job.started(0, 2, 3)
     job.operator_view(*pods(0, 2, 3), *pods(1, incarnation=1))
     job.announce(1, incarnation=1)
     job.advance(60)
-    assert job.last(1, incarnation=1) == Standby("the round is full without this node", redundant=True)
+    assert job.last(1, incarnation=1) == Standby("the round is full without this pod", redundant=True)
     assert (job.phase(), job.report.rounds) == (RoundPhase.RUNNING, 2)
     job.fail(0)
     job.stopped(0, 2, 3)
@@ -115,7 +115,7 @@ def test_a_lower_target_turns_a_member_into_a_spare() -> None:
     job.operator_view(*pods(0, 1, 2), *pods(3, state=PodState.DRAINING), target=2)
     job.stopped(0, 1, 2)
     assert job.members == ["j-0-0", "j-1-0"]
-    assert job.last(2) == Standby("the round is full without this node", redundant=True)
+    assert job.last(2) == Standby("the round is full without this pod", redundant=True)
     assert job.finished(3) is not None
 
 
@@ -136,7 +136,7 @@ def test_a_node_without_a_place_becomes_a_redundant_standby() -> None:
     job = Job(replace(SETTINGS, min_nodes=1, max_nodes=1, target=1))
     job.announce(1)
     job.announce(0)
-    assert job.last(0) == Standby("the round is full without this node", redundant=True)
+    assert job.last(0) == Standby("the round is full without this pod", redundant=True)
 
 
 def test_lost_nodes_that_wait_or_stand_by_are_in_no_round() -> None:

@@ -21,7 +21,7 @@ from elasticjob._runtime.rendezvous.rounds.planned_end import STEP_REPORT_TIMEOU
 from elasticjob._runtime.rendezvous.state import RECONNECT_GRACE, STOP_TIMEOUT
 from support.rounds import Job, membership_of, pods
 
-REASON = "1 node can join: j-2-0"
+REASON = "1 worker pod can join: j-2-0"
 
 
 def planning(*indices: int, **settings: Any) -> Job:

@@ -108,7 +108,7 @@ def test_after_the_wait_the_report_says_what_is_missing() -> None:
     fail(job)
     job.disconnect(1)
     job.advance(10)
-    assert job.report.reason == "1 of at least 2 nodes available"
+    assert job.report.reason == "1 of at least 2 worker pods available"
     assert rounds.next_deadline(job.state, job.now) is None
 
 

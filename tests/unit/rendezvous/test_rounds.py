@@ -440,7 +440,7 @@ def test_a_lost_node_that_reconnects_must_stop_before_it_may_join() -> None:
     job.started(0, 1)
     old = job.start_of(2)
     job.announce(2, membership=membership_of(old))
-    assert job.last(2) == EndRound(old.round, 1.0, "the job went on without this node")
+    assert job.last(2) == EndRound(old.round, 1.0, "the job went on without this pod")
     assert job.report.rounds == 2
     job.stopped(2)
     job.stopped(0, 1)
@@ -472,7 +472,7 @@ def test_no_round_starts_below_min() -> None:
     job.advance(1)
     job.stopped(0)
     assert job.phase() is RoundPhase.GATHERING
-    assert job.report.reason == "1 of at least 2 nodes available"
+    assert job.report.reason == "1 of at least 2 worker pods available"
     job.operator_view(*pods(0), *pods(1, incarnation=1, state=PodState.STARTING))
     job.announce(1, incarnation=1, ready=False)
     assert job.members == ["j-0-0", "j-1-1"]
@@ -702,7 +702,7 @@ def test_a_node_joins_only_with_those_that_make_a_full_step() -> None:
     job.announce(3, 4)
     job.advance(60)
     assert job.phase() is RoundPhase.ENDING
-    assert "2 nodes can join: j-2-0, j-3-0" in job.report.reason
+    assert "2 worker pods can join: j-2-0, j-3-0" in job.report.reason
     job.stopped(0, 1)
     assert job.members == ["j-0-0", "j-1-0", "j-2-0", "j-3-0"]
 

@@ -32,8 +32,8 @@ Rule: TypeAlias = Callable[[CoordinatorState, float], "RoundDecision | None"]
 
 
 def count_missing(missing: int, size: int) -> str:
-    """Return "1 of 2 agents is missing", "2 of 4 agents are missing" and so on."""
-    return f"{missing} of {with_noun(size, 'node')} {'is' if missing == 1 else 'are'} missing"
+    """Return "1 of 2 worker pods is missing", "2 of 4 worker pods are missing" and so on."""
+    return f"{missing} of {with_noun(size, 'worker pod')} {'is' if missing == 1 else 'are'} missing"
 
 
 def pod_names(pods: Iterable[str]) -> str:

@@ -34,7 +34,7 @@ def take_over(state: CoordinatorState, now: float) -> RoundDecision | None:
     connected, size = count_newest_round(state)
     if not has_majority(state):
         return None
-    reason = f"{connected} of {with_noun(size, 'node')} of the running round have come to this standby store"
+    reason = f"{connected} of {with_noun(size, 'worker pod')} of the running round are connected to this standby store"
     return _activate(state, reason, now)
 
 

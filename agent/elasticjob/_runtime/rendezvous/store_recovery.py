@@ -102,7 +102,7 @@ def _newest_unsettled_round(state: CoordinatorState) -> RoundId | None:
 def _recover_all(state: CoordinatorState, round_id: RoundId, found: dict[str, Member], now: float) -> RecoveryDecision:
     """Return how recovery ends if all members of the round are connected."""
     round_ = _restored_round(state, round_id, found, state.epoch + now)
-    reason = f"all nodes of round {round_id} reconnected"
+    reason = f"all members of round {round_id} reconnected"
     if round_.failures or any(m.state is MemberState.FAILED for m in found.values()):
         return RecoveryDecision(round_, EndReason.WORKER_FAILED, f"{reason}, workers have failed")
     ended = any(state.agents[agent_id].results_ended == round_id for agent_id in found)

@@ -59,7 +59,7 @@ def apply_agent_message(
     if isinstance(message, Leaving):
         if message.failure is not None:
             state = replace(state, unhealthy={**state.unhealthy, agent.pod: message.failure})
-        return set_agent(state, replace(agent, leaving_reason=message.reason or "the node asked to leave"))
+        return set_agent(state, replace(agent, leaving_reason=message.reason or "the agent asked to leave"))
     if isinstance(message, (Announce, Close, NewerStore, QueryClosed, StepTimes, TrainingProgress, StateReceived)):
         return state
     if isinstance(message, StepReport):

@@ -146,7 +146,7 @@ def _connect_agent(state: CoordinatorState, agent: KnownAgent, now: float) -> Ro
 
 def stop_stale_round(state: CoordinatorState, agent: KnownAgent, stale_round: RoundId) -> RoundDecision:
     """End an older round that the agent still runs. It cannot join a round before its workers have stopped."""
-    end = EndRound(stale_round, state.settings.stop_grace, "the job went on without this node")
+    end = EndRound(stale_round, state.settings.stop_grace, "the job went on without this pod")
     state = set_agent(state, replace(agent, stale_round=stale_round))
     return RoundDecision(state, (SendToAgent(agent.agent_id, end),), f"{agent.pod} still runs round {stale_round}")
 

@@ -126,7 +126,7 @@ def _apply_close(state: CoordinatorState, agent_id: str, message: Close) -> Roun
     """Close the rendezvous for good. Once an operator has connected, only it decides when the job ends."""
     if state.closed_reason or state.operator_seen:
         return RoundDecision(state, _answer_visitor(state, agent_id))
-    reason = message.reason or "a node closed it"
+    reason = message.reason or "an agent closed it"
     effects = tuple(SendToAgent(other, Closed(reason)) for other in state.agents)
     state = replace(state, closed_reason=reason)
     return RoundDecision(state, effects + _answer_visitor(state, agent_id), f"rendezvous closed: {reason}")

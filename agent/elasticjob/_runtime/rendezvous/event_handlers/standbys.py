@@ -24,16 +24,16 @@ from elasticjob._runtime.rendezvous.state import (
 def standby_message(state: CoordinatorState, agent: KnownAgent | None) -> Standby:
     """Return the message for a connected agent outside the round, or for a visitor (None)."""
     if state.round is None:
-        return Standby("waiting for more nodes")
+        return Standby("waiting for more worker pods")
     provisional = _provisional_start(state, state.round, agent) if agent is not None else None
     if state.round.ending is not None:
         return Standby("waiting for the next round", provisional=provisional)
     if provisional is not None and agent is not None and agent.new_processes.count:
-        reason = "a round runs without this node until its new processes are at their function"
+        reason = "a round runs without this pod until its new processes are at their function"
         return Standby(reason, provisional=provisional)
     if len(state.round.members) >= state.settings.target:
-        return Standby("the round is full without this node", redundant=True, provisional=provisional)
-    return Standby("a round runs without this node", provisional=provisional)
+        return Standby("the round is full without this pod", redundant=True, provisional=provisional)
+    return Standby("a round runs without this pod", provisional=provisional)
 
 
 def stand_by(state: CoordinatorState, agents: Iterable[KnownAgent]) -> RoundDecision:

@@ -94,17 +94,17 @@ def _reason(state: CoordinatorState) -> str:
     if state.closed_reason and state.round is None:
         return f"rendezvous closed: {state.closed_reason}"
     if state.recovering_until is not None:
-        return "the new store is waiting for the nodes of the running round"
+        return "the new store waits for the agents of the running round"
     if state.round is None and state.restart_delay is not None:
         seconds = restart_delay.delay_seconds(state)
         return f"the next round starts {seconds:g} s after the failure (failurePolicy.backoffSeconds)"
     if state.round is None and state.confirmation_requested_at is not None:
         return f"{confirmation.describe_missing(state)}; the operator must confirm that this is the only store"
     if state.round is None:
-        return f"{len(candidates(state))} of at least {with_noun(state.settings.min_nodes, 'node')} available"
+        return f"{len(candidates(state))} of at least {with_noun(state.settings.min_nodes, 'worker pod')} available"
     if state.round.ending is not None:
         return state.round.ending.message
-    members = with_noun(len(state.round.members), "node")
+    members = with_noun(len(state.round.members), "pod")
     if state.round.formed_at:
         return f"the workers of {members} run"
     if all(agent.ready for agent in _members(state)):

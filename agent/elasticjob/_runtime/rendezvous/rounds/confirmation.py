@@ -36,7 +36,7 @@ def describe_missing(state: CoordinatorState) -> str:
     """Return what makes a confirmation necessary, for the log and the report."""
     last = least_complete_round(state)
     if _last_round_outdated(state):
-        return f"no node knows round {state.known_round}"
+        return f"no agent knows round {state.known_round}"
     return "earlier rounds are unknown" if last.id is None else count_missing(last.missing, last.size)
 
 

@@ -60,14 +60,14 @@ def evaluate_planned_end(round_: Round, graceful_shutdown: float, now: float) ->
         return None
     plan, members = round_.ending.planned_stop, round_.members
     if round_.failures or any(m.lost or m.state is MemberState.FAILED for m in members.values()):
-        return PlannedEndDecision(None, "a node failed before the last step", failed=True)
+        return PlannedEndDecision(None, "a member failed before the last step", failed=True)
     if plan.last_step is not None:
         done = all(m.accounted_for or m.state is MemberState.SUCCEEDED for m in members.values())
-        reason = f"not all nodes stopped at step {plan.last_step}"
+        reason = f"not all members stopped at step {plan.last_step}"
         return PlannedEndDecision(None, reason) if done or now >= deadline else None
     if any(m.accounted_for for m in members.values()) or None in plan.steps.values():
         return PlannedEndDecision(None, "not all workers report their steps")
     steps = [step for agent_id in members if (step := plan.steps.get(agent_id)) is not None]
     if len(steps) == len(members):
         return PlannedEndDecision(max(steps), f"the last step is {max(steps)}")
-    return PlannedEndDecision(None, "not all nodes reported their steps in time") if now >= deadline else None
+    return PlannedEndDecision(None, "not all members reported their steps in time") if now >= deadline else None

@@ -87,7 +87,7 @@ def _has_lost_state(state: CoordinatorState, round_: Round) -> bool:
 def begin_scale_down(state: CoordinatorState, round_: Round, now: float) -> RoundDecision:
     """Begin a planned end because the job needs fewer worker pods, or other ones."""
     target = state.settings.target
-    message = f"{with_noun(len(round_.members), 'node')} in the round, the target is {target}"
+    message = f"{with_noun(len(round_.members), 'worker pod')} in the round, the target is {target}"
     if len(round_.members) <= target:
         surplus = [m.pod for a, m in round_.members.items() if state.agents[a].index >= state.settings.desired_pods]
         message = f"no longer needed: {pod_names(surplus)}"

@@ -41,7 +41,7 @@ def resize_round(state: CoordinatorState, now: float) -> RoundDecision | None:
     may_wait = now < since + state.settings.scale_up_stabilization and len(joining) < free
     if may_wait and (not state.operator_seen or any(missing_pods(state, ready=True))):
         return RoundDecision(replace(state, joiners_since=since)) if state.joiners_since is None else None
-    message = f"{with_noun(places, 'node')} can join: {pod_names(n.pod for n in joining[:places])}"
+    message = f"{with_noun(places, 'worker pod')} can join: {pod_names(n.pod for n in joining[:places])}"
     return begin_end(state, round_, EndReason.SCALING_UP, message, now, on_plan=True)
 
 

@@ -50,17 +50,17 @@ def form_round(state: CoordinatorState, now: float) -> RoundDecision | None:
         without = slow_starts.without_slow_starts(state, ready, partial(_chosen, state))
         if without is not None:
             return _start_round(state, without.pool, without.reason, now, without.left_out)
-        return _start_round(state, ready, "all nodes that are ready", now)
+        return _start_round(state, ready, "all agents that are ready", now)
     if len(pool) < state.settings.min_nodes:
         idle = state.last_call_at is None and state.confirmation_requested_at is None
         return None if idle else RoundDecision(replace(state, last_call_at=None, confirmation_requested_at=None))
     if len(pool) >= state.settings.target:
         return _start_round(state, pool, "the target is reached", now)
     if state.operator_seen and not any(missing_pods(state, ready=False)):
-        return _start_round(state, pool, "no further node is expected", now)
+        return _start_round(state, pool, "no further worker pod is expected", now)
     if state.last_call_at is None:
         timeout = state.settings.last_call_timeout
-        reason = f"last call: waiting up to {timeout:g} s for more nodes"
+        reason = f"last call: waiting up to {timeout:g} s for more worker pods"
         return RoundDecision(replace(state, last_call_at=now + timeout), reason=reason)
     return _start_round(state, pool, "the last call is over", now) if now >= state.last_call_at else None
 
@@ -118,5 +118,6 @@ def _start_round(
         confirmed_until=None,
     )
     effects = tuple(SendToAgent(agent_id, member.assignment) for agent_id, member in members.items())
-    started = RoundDecision(state, effects, f"round {round_id} starts with {with_noun(len(members), 'node')}: {why}")
+    reason = f"round {round_id} starts with {with_noun(len(members), 'worker pod')}: {why}"
+    started = RoundDecision(state, effects, reason)
     return started.then(stand_by(state, [n for n in (*pool, *left_out) if n.agent_id not in members]))
