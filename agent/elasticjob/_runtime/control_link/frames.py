@@ -53,7 +53,7 @@ class ForgedFrame(LinkError):  # noqa: N818
 
 
 class Mac(Protocol):
-    """A keyed hash of a stream, as `hashlib` and `hmac` have it. `digest` is that of all data so far."""
+    """A keyed hash of a stream, as `hashlib` and `hmac` have it. `digest` covers all data so far."""
 
     def update(self, data: bytes, /) -> None: ...
     def digest(self) -> bytes: ...

@@ -329,7 +329,7 @@ async def _connect(host: str, port: int, role: LinkRole, key: bytes, run_id: str
         hello = {"role": role.value, "run_id": run_id, "nonce": nonces[1], "proof": handshake.proof(None)}
         frames.send(codec.dumps(hello | {"macs": MACS, "protocol": PROTOCOL}))
         answer = await frames.receive_object()
-        # The proof covers the welcome as it was sent: that of a newer server has fields that this side does not know.
+        # The proof covers the welcome as it was sent: a newer server may send fields that this side does not know.
         sent = answer.get("welcome")
         welcome = _parse_welcome(sent)
         if not _is_proof(answer.get("proof"), handshake.proof(sent)):

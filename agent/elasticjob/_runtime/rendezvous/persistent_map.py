@@ -10,7 +10,7 @@ V = TypeVar("V")
 T = TypeVar("T")
 
 _MAX_CHANGES = 64
-"""How many changes a map holds beside its base before they are merged into a new base."""
+"""How many changes a map holds in addition to its base before they are merged into a new base."""
 
 
 class PersistentMap(Mapping[K, V]):

@@ -65,8 +65,8 @@ PROGRESS_SECONDS = 30.0
 """Seconds from one report to the next that differs in the training's progress only: each costs the operator requests to
 the API server."""
 AT_ONCE = 256
-"""Events decided, and messages sent, before the event loop serves what has arrived meanwhile. To answer 4096 agents at
-once takes 0.3 s."""
+"""Events decided, and messages sent, before the event loop serves what has arrived in the meantime. To answer 4096
+agents at once takes 0.3 s."""
 STANDBY_TIMEOUT = 10.0
 """Seconds that an ending store waits for a standby store. On a cluster with one Node no standby store exists. To give
 up costs little: the drain of a worker pod beside the store is then handled like a lost member."""
@@ -205,7 +205,7 @@ class Coordinator:
                     self._ignore(link, message)
 
     def _ignore(self, link: ControlLink, message: Message | None) -> None:
-        """Count and log a message that the peer may not send now; None (a link that closed) is no message."""
+        """Count and log a message that the peer may not send now. None means that the link has closed."""
         if message is not None:
             self.dropped += 1
             name = type(message).__name__

@@ -61,7 +61,7 @@ def count_container_start(state_dir: Path | None, now: float) -> int:
 
 
 def _read_counter(path: Path) -> int | None:
-    """Return the number in the file, 0 if there is no file, None if its content is no number."""
+    """Return the number in the file, 0 if there is no file, None if its content is not a number."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:

@@ -93,7 +93,7 @@ class LostTime:
 
 @dataclass(frozen=True)
 class Straggler:
-    """A rank for which all others wait in every step. Figures are those of the moment it was named."""
+    """A rank for which all others wait in every step. The figures are from the moment when it was named."""
 
     rank: int
     pod: str
@@ -184,7 +184,7 @@ class Report:
     state_transfer: StateTransfer | None = None
     """None if no rank has received a state since this store began."""
     lost: tuple[LostTime, ...] = ()
-    """The last times that faults have cost, the oldest first; those of earlier stores are left out."""
+    """What the last faults have cost, the oldest first, without those of earlier stores."""
     retired: bool = False
     """This standby store has never been active, and never will be."""
     view_lease: int = -1

@@ -132,7 +132,7 @@ class StandbyStore:
 
     incarnation: int
     host: str
-    """Address of its pod; empty: there is no standby store."""
+    """Address of its pod; empty if there is no standby store."""
     port: int
 
 

@@ -32,8 +32,8 @@ new value of an enum raises it, with an entry in `NEW_MESSAGES` or `NEW_VALUES`;
 
 
 OLDEST_PROTOCOL = 2
-"""The lowest version that this one works with: that of elasticjob 0.1.0, which closes a link for a value or a type of
-message that it does not know."""
+"""The lowest version that this one works with. It is the version of elasticjob 0.1.0, which closes a link when it gets
+a type of message, or a value, that it does not know."""
 
 
 Message: TypeAlias = (

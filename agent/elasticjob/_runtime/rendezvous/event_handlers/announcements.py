@@ -62,7 +62,7 @@ def announce_agent(state: CoordinatorState, agent: KnownAgent, now: float) -> Ro
 
 
 def _stays(state: CoordinatorState, other: KnownAgent, agent: KnownAgent) -> bool:
-    """Return whether `other` stays beside `node`, which announces the same index.
+    """Return whether `other` stays although `agent` announces the same index.
 
     A newer agent stays. An older one stays too while it has workers: its pod is being deleted, and its workers have
     time to save. The end of the round waits for it as for every member that leaves.

@@ -39,7 +39,7 @@ def standby_message(state: CoordinatorState, agent: KnownAgent | None) -> Standb
 def stand_by(state: CoordinatorState, agents: Iterable[KnownAgent]) -> RoundDecision:
     """Send connected agents outside the round why they wait.
 
-    One that has to start processes begins with it, and is not ready until these wait at their function (`Ready`).
+    An agent that lacks processes prestarts them, and is not ready until they wait at their function (`Ready`).
     """
     effects = []
     for agent in agents:

@@ -106,7 +106,7 @@ def _recreates(state: CoordinatorState, ended: RoundEnded) -> bool:
 
 
 def _replaced_pods(state: CoordinatorState, round_: Round, ended: RoundEnded) -> dict[str, str]:
-    """Return the pods that are replaced, and why: those of the whole round, or the one whose worker has failed."""
+    """Return the pods that are replaced, and why: all pods of the round, or the pod whose worker has failed."""
     if _recreates(state, ended):
         why = f"restartStrategy is Recreate, and round {round_.id} has failed"
         return dict.fromkeys((m.pod for m in round_.members.values()), why)

@@ -87,7 +87,8 @@ class CoordinatorState:
     confirmed_half: bool = False
     """Whether the confirmation holds only while no more than half of the last round's members are missing."""
     newer_store: int | None = None
-    """A higher incarnation of the store, if an agent has connected to one: this store is closed. Else None."""
+    """The higher incarnation of a store to which an agent has connected: this store is closed then. None without
+    one."""
     ended_rounds: tuple[RoundEnded, ...] = ()
     """Rounds that ended and that the operator has not acknowledged yet, the oldest first; at most MAX_ENDED_ROUNDS."""
     forgotten_charges: int = 0

@@ -99,7 +99,7 @@ def missing_pods(state: CoordinatorState, *, ready: bool) -> Iterator[ExpectedPo
 
 
 def set_agent(state: CoordinatorState, agent: KnownAgent) -> CoordinatorState:
-    """Return the state with this agent added or replaced. Its index stays that of a newer agent, if there is one."""
+    """Return the state with this agent added or replaced. If a newer agent has its index, that one keeps the index."""
     other = agent_with_same_index(state, agent)
     known = state.agent_ids.get(agent.index) == agent.agent_id or (other and other.incarnation > agent.incarnation)
     agent_ids = state.agent_ids if known else with_item(state.agent_ids, agent.index, agent.agent_id)
