@@ -1,6 +1,6 @@
-"""Machines that end at an announced time: each node there learns how long it has, whatever else happens.
+"""Nodes that end at an announced time: each agent there learns how long it has, whatever else happens.
 
-The clock of the operator is far ahead of those of the stores and the nodes (`rounds_operator.SKEW`).
+The clock of the operator is far ahead of those of the stores and the agents (`rounds_operator.SKEW`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def on_their_way(world: World) -> bool:
 
 
 def knows_a_later_end(world: World) -> list[Agent]:
-    """Return the agents that take the end of their machine to be later than it is."""
+    """Return the agents that take the end of their Node to be later than it is."""
     ends = dict(world.ends)
     known = [a for a in world.agents if a.machine_end is not None]
     return [a for a in known if (a.machine_end or 0.0) > ends[node_of(a)] + EARLIER_SECONDS]

@@ -1,4 +1,4 @@
-"""Jobs whose devices work behind the host: no node breaks its collectives while another one counts steps."""
+"""Jobs whose devices work behind the host: no agent breaks its collectives while another one counts steps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KINDS = (
 )  # fmt: skip
 
 INVARIANTS = (no_node_keeps_a_broken_result,)
-"""Those of random worlds, in which nodes and stores may be slower than all time-outs at once."""
+"""Those of random worlds, in which agents and stores may be slower than all time-outs at once."""
 
 WORLDS = {
     "three nodes": replace(settle(begin(3, 0)), asynchronous=True),
@@ -66,7 +66,7 @@ def after_random_faults(world: World, seed: int) -> str:
 
 
 def _keep_state(state: CoordinatorState, now: float) -> RoundDecision | None:
-    """Wrong: let a node that was lost go on with its state."""
+    """Wrong: let an agent that was lost go on with its state."""
     decision = _break_round(state, now)
     if decision is None:
         return None

@@ -94,7 +94,7 @@ TWO_STORES = [(5, (3, 4), False), (4, (2, 3), False), (4, (2, 3), True), (5, (2,
 
 
 def two_store_violation(size: int, moved: tuple[int, ...], confirmed: bool, seeds: int) -> str:
-    """Return what breaks while two stores run, nodes move between them, and the operator answers the newer one."""
+    """Return what breaks while two stores run, agents move between them, and the operator answers the newer one."""
     for seed in range(seeds):
         random, world = Random(seed), two_stores(size, moved, confirmed=confirmed)
         for _ in range(120):
@@ -107,7 +107,7 @@ def two_store_violation(size: int, moved: tuple[int, ...], confirmed: bool, seed
                 continue
             after = step(world, move)
             if after.now > world.now + RECOVERY_TIMEOUT and any(a.inbox or a.stopping for a in world.agents):
-                continue  # the tick would make a slow node count as lost: not the subject here
+                continue  # the tick would make a slow agent count as lost: not the subject here
             if wrong := broken_invariants(world, move, after):
                 return f"seed {seed}: {move}: {wrong}"
             world = after
@@ -133,14 +133,14 @@ def _confirm_at_once(
 def _confirm_any_half(
     report: Report, before: Report | None, *, older: bool, live: Collection[str], standby: bool = False
 ) -> float:
-    """Wrong: confirm a successor with half of the nodes, even if the older store may have been confirmed."""
+    """Wrong: confirm a successor with half of the agents, even if the older store may have been confirmed."""
     return report.confirmation_request if report.half_missing_round or not older else 0.0
 
 
 def _ignore_nodes_on_their_way(
     report: Report, before: Report | None, *, older: bool, live: Collection[str], standby: bool = False
 ) -> float:
-    """Wrong: confirm a successor once the older store has ended, although nodes of that one still train."""
+    """Wrong: confirm a successor once the older store has ended, although agents of that one still train."""
     return _CONFIRMABLE(report, before, older=older, live=(), standby=standby)
 
 
@@ -148,7 +148,7 @@ _CONFIRMABLE = store_confirmation.confirmable_request
 
 
 def _without_time_to_connect(world: World) -> bool:
-    """Wrong: give nodes no time to connect to a successor once the older store has ended."""
+    """Wrong: give agents no time to connect to a successor once the older store has ended."""
     return len(world.stores) > 1
 
 
@@ -171,7 +171,7 @@ def test_a_confirmation_too_many_is_found(
     wrong: list[tuple[ModuleType, str, object]], start: tuple[int, tuple[int, ...], bool],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    # A successor that hears of no node of the newest round needs a confirmation too: it prevents the same.
+    # A successor that hears of no agent of the newest round needs a confirmation too: it prevents the same.
     monkeypatch.setattr(CoordinatorState, "is_outdated", lambda state, round_id: False)
     for module, name, value in wrong:
         monkeypatch.setattr(module, name, value)
@@ -186,7 +186,7 @@ def test_the_walks_reach_every_phase_and_end_reason() -> None:
     for seed in range(SEEDS + len(rare)):
         random, world = Random(seed), start_of(seed) if seed < SEEDS else rare[seed - SEEDS]
         if seed % 10 == 5 and seed < SEEDS:
-            # A node that has met the successor finds the older store again: few walks get there by themselves.
+            # An agent that has met the successor finds the older store again: few walks get there by themselves.
             world = step(step(two_stores(5, (3, 4), confirmed=False), ("blip", 3)), ("connect-old", 3))
         for _ in range(STEPS):
             world = next_world(world, random)

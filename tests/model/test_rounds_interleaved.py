@@ -78,7 +78,7 @@ def test_interleavings_around_a_success_while_the_store_dies(kinds: tuple[str, .
 
 
 def test_interleavings_around_a_success_that_only_the_operator_can_find(deep: bool) -> None:
-    """One node has received the success; the store has forgotten it, and the operator is away for some time."""
+    """One agent has received the success; the store has forgotten it, and the operator is away for some time."""
     start = step(step(finishing(), ("operator-down", 0)), ("restart-in-place", 0))
     assert not explore(start, (), 0, DEEP_STATES if deep else STATES)
 
@@ -89,7 +89,7 @@ def test_interleavings_around_a_collective_that_a_lost_node_broke(lost: str, dee
 
 
 def late_confirmation() -> World:
-    """Half of the nodes have crashed. The operator's confirmation is late: the store has renewed its request since."""
+    """Half of the agents have crashed. The operator's confirmation is late: the store has renewed its request since."""
     held = ("tick", "reconcile", "view-arrives", "heal", "kubelet", "connect", "warm")
     world = settle(step(step(running(4), ("crash", 2)), ("crash", 3)), but=held)
     world = settle(step(world, ("tick", 0)), but=held)
@@ -134,7 +134,7 @@ def test_a_search_says_whether_it_came_to_an_end() -> None:
 @settings(max_examples=40, deadline=None)
 @given(st.integers(4, 8), st.integers(0, 2), st.lists(st.tuples(st.booleans(), st.integers(0, 10_000)), max_size=60))
 def test_large_jobs(size: int, spares: int, choices: list[tuple[bool, int]]) -> None:
-    """Random faults of many nodes break no invariant, and the job ends once they stop."""
+    """Random faults of many agents break no invariant, and the job ends once they stop."""
     world, trace = running(size, spares), list[Move]()
     for fault, choice in choices:
         moves = list(faults(world) if fault and choice % 3 == 0 else calm(world)) or list(calm(world))

@@ -55,7 +55,7 @@ CASES = {
 
 
 def start_of(name: str, seed: int = 0) -> World:
-    """Return the world in which all nodes of the job train in their first round; its budget is 1 to 3, by the seed."""
+    """Return the world in which all agents of the job train in their first round; its budget is 1 to 3, by the seed."""
     case = CASES[name]
     world = settle(begin(case.size, budget=1 + seed % 3, options=case.options))
     return replace(world, batched=seed % 4 == 1)
@@ -79,7 +79,7 @@ def test_walks_of_a_job_with_options(name: str, deep: bool) -> None:
             move = random.choice(moves)
             after = step(world, move)
             if after.now > world.now + SLOW and any(map(is_busy, world.agents)):
-                continue  # a node that is so slow counts as lost: not the subject here
+                continue  # an agent that is so slow counts as lost: not the subject here
             assert not (wrong := broken_invariants(world, move, after)), f"seed {seed}: {move}: {wrong}"
             world = after
         wrong = smaller_than_its_target(world) or liveness_violation(world, 4000)
@@ -92,7 +92,7 @@ def is_busy(a: Agent) -> bool:
 
 
 def smaller_than_its_target(world: World, limit: int = 1000) -> str:
-    """Return why the job does not train with all nodes of its target when no more faults occur.
+    """Return why the job does not train with all agents of its target when no more faults occur.
 
     Empty if it does, or has ended.
     """
@@ -120,7 +120,7 @@ def test_interleavings_around_faults_of_a_job_with_options(name: str, kinds: tup
 
 
 def test_a_round_does_not_end_for_joining_nodes_that_are_too_few_for_the_next_size() -> None:
-    """Of four nodes one is lost, and the imports of its successor take long: two train, and one waits for it."""
+    """Of four agents one is lost, and the imports of its successor take long: two train, and one waits for it."""
     world = settle(step(start_of("step"), ("crash", 3)), but=("tick", "warm"))
     while moves := [m for m in calm(world) if m[0] != "warm"]:
         after = step(world, moves[0])
@@ -131,7 +131,8 @@ def test_a_round_does_not_end_for_joining_nodes_that_are_too_few_for_the_next_si
 
 
 def test_after_a_success_that_is_enough_no_node_runs_again_before_the_operator_has_answered() -> None:
-    """With successPolicy Any, a node has received the success. Then the store forgets it, and no operator is there."""
+    """With successPolicy Any, an agent has received the success. Then the store forgets it, and no operator is
+    there."""
     world = start_of("any")
     for move in (("succeed", 0), ("up", 0), ("down", 0), ("operator-down", 0), ("restart-in-place", 0)):
         world = step(world, move)

@@ -1,4 +1,4 @@
-"""Walks through networks that part the nodes again and again: no two rounds may write."""
+"""Walks through networks that part the agents again and again: no two rounds may write."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_no_two_rounds_may_write_in_a_network_that_is_parted(deep: bool) -> None
 
 
 def _any_link_is_enough(group_rank: int, group_world_size: int, *, nodes: Mapping[int, float]) -> float:
-    """Wrong: group rank 0 goes on with any other node."""
+    """Wrong: group rank 0 goes on with any other agent."""
     return math.inf if group_world_size == 1 else max(nodes.values(), default=-math.inf)
 
 

@@ -1,4 +1,5 @@
-"""Jobs in which a process takes long to start, as their nodes know: the others go on without a node that starts one."""
+"""Jobs in which a process takes long to start, as their agents know: the others go on without an agent that starts
+one."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ SLOW = 5.0
 
 
 def start_of(size: int = 3, spares: int = 0, workers: int = 1, increment: int = 1) -> World:
-    """All nodes but the spares train in their first round, and know what the start of a process takes."""
+    """All agents but the spares train in their first round, and know what the start of a process takes."""
     options = JobOptions(increment=increment)
     world = begin(size, spares, workers=workers, options=options)
     return settle(replace(world, start_seconds=START_SECONDS))
@@ -65,7 +66,7 @@ def test_after_random_faults_the_job_has_its_size_again(name: str, deep: bool) -
             move = random.choice(moves)
             after = step(world, move)
             if after.now > world.now + SLOW and any(a.inbox or a.stopping for a in world.agents):
-                continue  # a node that is so slow counts as lost: not the subject here
+                continue  # an agent that is so slow counts as lost: not the subject here
             assert not (wrong := broken_invariants(world, move, after)), f"seed {seed}: {move}: {wrong}"
             world = after
         wrong = smaller_than_its_target(world) or liveness_violation(world, 4000)
@@ -73,7 +74,7 @@ def test_after_random_faults_the_job_has_its_size_again(name: str, deep: bool) -
 
 
 def smaller_than_its_target(world: World, limit: int = 1000) -> str:
-    """Return why the job does not train with all nodes of its target without further faults; empty if it does."""
+    """Return why the job does not train with all agents of its target without further faults; empty if it does."""
     for number in range(limit):
         running = (s.state.round for s in world.serving if s.state.round is not None and s.state.round.formed_at)
         if world.declared is not None or any(r.ending is None and len(r.members) == world.wanted for r in running):
@@ -102,7 +103,7 @@ def test_a_killed_process_costs_two_rounds_and_one_restart() -> None:
 def after_a_kill(world: World) -> str:
     """Return the invariants that break while a killed process is replaced; empty if none does.
 
-    The node loses its link once, before it reads that the others go on without it.
+    The agent loses its link once, before it reads that the others go on without it.
     """
     world, lost_link = step(world, ("fail", 2)), False
     while moves := [m for m in calm(world) if m[0] != "tick"]:
@@ -118,7 +119,7 @@ def after_a_kill(world: World) -> str:
 
 
 def _always_ready(state: CoordinatorState, nodes: Iterable[KnownAgent]) -> RoundDecision:
-    """Wrong: take a node that has to start processes for one that is ready."""
+    """Wrong: take an agent that has to start processes for one that is ready."""
     decision = _stand_by(state, nodes)
     return replace(decision, state=state)
 

@@ -67,7 +67,7 @@ STARTS = (3, 4, 5, 6)
 
 
 def start_of(seed: int) -> World:
-    """Return the world in which a walk begins: a quiet one, one without its store, or one whose nodes are divided."""
+    """Return the world in which a walk begins: a quiet one, one without its store, or one whose agents are divided."""
     size = STARTS[seed % len(STARTS)]
     moved = tuple(range(size - size // 2 - seed % 2, size))
     if seed % 7 == 4:
@@ -92,7 +92,7 @@ def walk(seed: int, kinds: tuple[str, ...], reached: set[str], steps: int = STEP
         if move[0] == "old-store-ends" and random.random() < 0.8:
             continue
         if after.now > world.now + RECOVERY_TIMEOUT and any(a.inbox or a.stopping for a in world.agents):
-            continue  # the tick would make a slow node count as lost: not the subject here
+            continue  # the tick would make a slow agent count as lost: not the subject here
         if wrong := broken_invariants(world, move, after):
             return f"seed {seed}: {move}: {wrong}"
         reached |= _events(world, after)
@@ -123,7 +123,7 @@ def _events(before: World, after: World) -> set[str]:
 
 
 GROUPS = ("cut-store", "cut-store", "cut-store", "blip", "cut", "crash", "delay-view", "operator-down")
-"""Faults of which several together separate a part of the nodes from the store."""
+"""Faults of which several together separate a part of the agents from the store."""
 
 
 @pytest.mark.parametrize("kinds", [STANDBY_FAULTS, GROUPS], ids=["all", "groups"])
@@ -151,17 +151,17 @@ def _half_is_enough(state: CoordinatorState) -> bool:
 
 
 def _never(*_: object) -> bool:
-    """Wrong: confirm the present store although nodes can go to a standby store."""
+    """Wrong: confirm the present store although agents can go to a standby store."""
     return False
 
 
 def _raised_by_a_passive_store(a: Agent, store: Store) -> int:
-    """Wrong: a node that waits at a passive standby store closes the present one when it returns."""
+    """Wrong: an agent that waits at a passive standby store closes the present one when it returns."""
     return store.incarnation
 
 
 def _half_holds_for_any(state: CoordinatorState, now: float) -> bool:
-    """Wrong: a confirmation for half of the nodes holds for any number of missing ones."""
+    """Wrong: a confirmation for half of the agents holds for any number of missing ones."""
     return _needs_confirmation(replace(state, confirmed_half=False), now)
 
 
@@ -185,11 +185,11 @@ def test_a_seeded_bug_is_found_by_walks(
 
 Moves = tuple[tuple[str, int], ...]
 ISOLATED = ("tick", "heal", "connect-standby", "kubelet")
-"""Moves that would bring separated nodes to a store, or end them."""
+"""Moves that would bring separated agents to a store, or end them."""
 
 
 def majority_leaves() -> tuple[World, Moves]:
-    """Most nodes reach neither the store nor, with their kubelets, the API server. The store continues, if it is
+    """Most agents reach neither the store nor, with their kubelets, the API server. The store continues, if it is
     confirmed, and then they find the standby store."""
     world = with_standby(5)
     for index in (2, 3, 4):
@@ -200,7 +200,7 @@ def majority_leaves() -> tuple[World, Moves]:
 
 
 def half_leaves_then_one_more() -> tuple[World, Moves]:
-    """Half of the nodes wait at the standby store. One more goes there after the operator has confirmed the store."""
+    """Half of the agents wait at the standby store. One more goes there after the operator has confirmed the store."""
     world = settle(step(moved_to_standby(6, (3, 4, 5)), ("tick", 0)), but=(*ISOLATED, "reconcile"))
     world = step(step(step(world, ("delay-view", 0)), ("reconcile", 0)), ("cut-store", 2))
     world = settle(step(world, ("view-arrives", 0)), but=(*ISOLATED, "reconcile"))
@@ -208,7 +208,7 @@ def half_leaves_then_one_more() -> tuple[World, Moves]:
 
 
 def old_majority_returns() -> tuple[World, Moves]:
-    """The store was confirmed without most nodes. They hear of the new standby store, and go there."""
+    """The store was confirmed without most agents. They hear of the new standby store, and go there."""
     world = continued_without(5, (2, 3, 4))
     number = world.standby.incarnation if world.standby is not None else -1
     agents = (replace(a, standby=number) if a.number in (2, 3, 4) else a for a in world.agents)

@@ -504,7 +504,7 @@ async def test_links_have_different_frame_keys(peer: Peer) -> None:
 
 
 async def test_without_blake2b_hmac_protects_the_frames(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python has no BLAKE2b on a machine that is restricted to the algorithms of FIPS."""
+    """Python has no BLAKE2b on a host that is restricted to the algorithms of FIPS."""
 
     def refuse(**_: object) -> None:
         raise ValueError("disabled for FIPS")

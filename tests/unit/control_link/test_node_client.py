@@ -1,4 +1,4 @@
-"""A node's side of the control link, against scripted stores and without real delays."""
+"""An agent's side of the control link, against scripted stores and without real delays."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def run(
     had_round: bool = True,
     on_message: Callable[[CoordinatorToNode], None] = lambda _: None,
 ) -> None:
-    """Run a node until the scripted connection attempts are used up."""
+    """Run an agent until the scripted connection attempts are used up."""
 
     async def dial() -> ControlLink:
         if not dials:
@@ -115,7 +115,7 @@ async def test_a_node_without_a_round_gives_up_with_the_reason(delays: list[floa
 
 
 async def test_a_node_that_had_a_round_reconnects_without_limit(delays: list[float]) -> None:
-    """The store is down for a minute; the node tries at least once a second and then sends its greeting as usual."""
+    """The store is down for a minute; the agent tries at least once a second and then sends its greeting as usual."""
     failures = [ConnectionRefusedError() for _ in range(70)]
     store = FakeLink(1)
     await run([FakeLink(0), *failures, store])
@@ -173,7 +173,7 @@ class Stores:
 
 @pytest.fixture
 async def stores() -> AsyncIterator[Stores]:
-    """A node that is connected to store 0 and knows the standby store."""
+    """An agent that is connected to store 0 and knows the standby store."""
     found = Stores()
     first = found.serve("store", 0)
     first.messages.put_nowait(STANDBY)

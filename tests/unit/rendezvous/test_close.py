@@ -1,4 +1,4 @@
-"""A rendezvous that a node closes: who may leave without ending the round of the others, and who may ask."""
+"""A rendezvous that an agent closes: who may leave without ending the round of the others, and who may ask."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ VISITOR = "visitor@10.0.0.9:5000"
 
 
 def closed_job(*finished: int, nodes: int = 3) -> Job:
-    """A running round without an operator. The `finished` nodes succeed, close the rendezvous and leave."""
+    """A running round without an operator. The `finished` agents succeed, close the rendezvous and leave."""
     job = Job()
     job.running(*range(nodes))
     for index in finished:
@@ -109,7 +109,7 @@ def test_a_finished_member_may_come_back() -> None:
     assert all(job.finished(index) == Finish(Outcome.SUCCEEDED, "AllAgentsSucceeded") for index in range(3))
 
 
-# ---- visitors: processes that are no node of the rendezvous
+# ---- visitors: processes that are no agent of the rendezvous
 
 
 def test_a_visitor_learns_whether_the_rendezvous_is_closed() -> None:
@@ -154,7 +154,7 @@ def test_a_visitor_cannot_close_a_job_that_has_an_operator() -> None:
 
 @pytest.mark.parametrize("message", [QueryClosed(), Close("over")])
 def test_a_visitor_fills_no_place(message: NodeToCoordinator) -> None:
-    """Four nodes are one short of the target without it: no round may start."""
+    """Four agents are one short of the target without it: no round may start."""
     job = Job()
     job.announce(0, 1, 2)
     ask(job, message)

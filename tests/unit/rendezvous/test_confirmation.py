@@ -21,7 +21,7 @@ SETTINGS = RoundSettings(min_nodes=1, max_nodes=4, target=4)
 
 
 def halved(*, operator: bool = False) -> Job:
-    """Two of four nodes are lost, the others have stopped. The operator confirms nothing unless `operator`."""
+    """Two of four agents are lost, the others have stopped. The operator confirms nothing unless `operator`."""
     job = Job(SETTINGS)
     job.operator_view(*pods(0, 1, 2, 3))
     job.running(0, 1, 2, 3)
@@ -77,7 +77,7 @@ def test_a_stopped_node_that_disconnects_counts_as_missing_again() -> None:
 
 
 def test_a_round_whose_workers_never_all_started_is_not_the_last() -> None:
-    """Its lost nodes may not have received an assignment: another store may know the round before as the last one."""
+    """Its lost agents may not have received an assignment: another store may know the round before as the last one."""
     job = Job(RoundSettings(min_nodes=2, max_nodes=5, target=5))
     job.operator_view(*pods(0, 1, 2, 3, 4))
     job.running(0, 1, 2, 3, 4)
@@ -220,11 +220,11 @@ def test_a_store_closes_once_a_newer_one_was_seen() -> None:
     assert rounds.next_deadline(job.state, job.now) is None
 
 
-# ---- nodes that may go on with the last round
+# ---- agents that may go on with the last round
 
 
 def job_of_four() -> Job:
-    """Four nodes train."""
+    """Four agents train."""
     job = Job(SETTINGS)
     job.operator_view(*pods(0, 1, 2, 3))
     job.running(0, 1, 2, 3)
@@ -317,7 +317,7 @@ def test_a_lost_node_that_connects_again_without_workers_is_not_missing() -> Non
 
 
 def test_a_message_about_an_older_round_than_the_one_that_the_node_announced_does_not_count() -> None:
-    """The node was in a later round of another store, which may go on with the other nodes of that round."""
+    """The agent was in a later round of another store, which may go on with the other agents of that round."""
     older = job_of_four()
     first = older.start_of(0)
     older.fail(0)

@@ -28,7 +28,7 @@ FAILS = FailureRule("user-error", FailureAction.FAIL_JOB, exit_codes=(2,))
 
 
 def ended_by(job: Job, **failure: object) -> RoundEnded:
-    """End the round by a failure on node 1; return the ended round."""
+    """End the round by a failure on agent 1; return the ended round."""
     start = job.start_of(1)
     cause = replace(Failure(FailureClass.USER_ERROR, "j-1-0", job.now, rank=start.rank), **failure)  # type: ignore[arg-type]
     job.send(1, WorkersFailed(start.round, cause))

@@ -1,4 +1,4 @@
-"""Ends of machines that the operator announces with a time: which nodes are sent what is left, and when."""
+"""Ends of Nodes that the operator announces with a time: which agents are sent what is left, and when."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CLOCK = 5_000_000.0
 
 
 def announce_ends(job: Job, seconds: dict[str, float] | None) -> None:
-    """Send the last view with the seconds until the machines of some pods end; None: the operator sees no Nodes."""
+    """Send the last view with the seconds until the Nodes of some pods end; None: the operator sees no Nodes."""
     job.sequence += 1
     now = CLOCK + job.now
     ends = None if seconds is None else tuple(EndingPod(pod, now + left) for pod, left in seconds.items())
@@ -34,13 +34,13 @@ def announce_ends(job: Job, seconds: dict[str, float] | None) -> None:
 
 
 def membership(job: Job, index: int) -> LastMembership:
-    """Return the part of a node in the running round, as the node announces it."""
+    """Return the part of an agent in the running round, as the agent announces it."""
     assert job.state.round is not None
     return membership_of(job.state.round.members[agent_id(index)].assignment)
 
 
 def ends_sent(job: Job, index: int) -> list[float | None]:
-    """Return what the node was sent since the last call: the seconds until its machine ends."""
+    """Return what the agent was sent since the last call: the seconds until its Node ends."""
     sent = job.sent[agent_id(index)]
     found = [m.seconds for m in sent if isinstance(m, MachineEnd)]
     sent.clear()

@@ -1,4 +1,4 @@
-"""Which nodes are in a round, which are standbys, and what a closed rendezvous means."""
+"""Which agents are in a round, which are standbys, and what a closed rendezvous means."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ SPARED = replace(SETTINGS, min_nodes=2, max_nodes=3, target=3, spares=1)
 
 
 def spared(*connected: int) -> Job:
-    """A job of three nodes and a spare, with an operator; a round of the first three connected nodes runs."""
+    """A job of three agents and a spare, with an operator; a round of the first three connected agents runs."""
     job = Job(SPARED)
     job.operator_view(*pods(0, 1, 2, 3))
     job.announce(*connected)
@@ -193,7 +193,7 @@ def test_a_displaced_node_that_is_disconnected_gets_finish_when_it_reconnects() 
     assert job.finished(3) is not None
 
 
-# ---- without an operator, under a stock torchrun: nodes without an index, and torch's `set_closed`
+# ---- without an operator, under a stock torchrun: agents without an index, and torch's `set_closed`
 
 
 def announce_any_index(job: Job, name: str) -> str:
@@ -244,7 +244,7 @@ def provisional(job: Job, index: int) -> StartRound | None:
 
 
 def test_a_node_outside_learns_its_ranks_once_the_function_can_be_called_again() -> None:
-    """It would be the last node. A store that takes over knows it from what the node of rank 0 announces."""
+    """It would be the last agent. A store that takes over knows it from what the agent of rank 0 announces."""
     job = job_of(0, 1, target=2)
     job.announce(3)
     assert provisional(job, 3) is None

@@ -1,4 +1,4 @@
-"""Planned ends: the messages to each node until all stop at the last step, or at once if the plan fails."""
+"""Planned ends: the messages to each agent until all stop at the last step, or at once if the plan fails."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REASON = "1 worker pod can join: j-2-0"
 
 
 def planning(*indices: int, **settings: Any) -> Job:
-    """A job with a running round of these indices, which a ready node of the next index has begun to end."""
+    """A job with a running round of these indices, which a ready agent of the next index has begun to end."""
     job = Job()
     job.operator_view(*pods(*indices), target=len(indices) + 1, **settings)
     job.running(*indices)
@@ -39,7 +39,8 @@ def report_step(job: Job, index: int, step: int | None) -> None:
 
 
 def last_steps(job: Job, *indices: int) -> list[object]:
-    """Return the last step that was sent to each node, "now" for an end at once; nothing for a node without an end."""
+    """Return the last step that was sent to each agent, "now" for an end at once; nothing for an agent without an
+    end."""
     messages = [m for index in indices if (m := job.last(index)) is not None]
     return [m.last_step if m.last_step is not None else "now" for m in messages if isinstance(m, EndRound)]
 
@@ -197,7 +198,7 @@ def planning_with_grace(*indices: int) -> Job:
 
 
 def graces(job: Job, *indices: int) -> list[float]:
-    """Return the grace period in the last end that was sent to each node."""
+    """Return the grace period in the last end that was sent to each agent."""
     return [m.grace_seconds for index in indices if isinstance(m := job.last(index), EndRound)]
 
 

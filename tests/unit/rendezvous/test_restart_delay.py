@@ -20,7 +20,7 @@ from support.rounds import Job, job_of, membership_of, pods
 
 
 def fail(job: Job) -> None:
-    """End the round of nodes 0 and 1 by a failure on node 1."""
+    """End the round of agents 0 and 1 by a failure on agent 1."""
     job.fail(1)
     job.stopped(0, 1)
 

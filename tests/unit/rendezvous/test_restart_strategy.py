@@ -1,4 +1,4 @@
-"""restartStrategy Recreate: the nodes of a failed round leave instead of starting workers again."""
+"""restartStrategy Recreate: the agents of a failed round leave instead of starting workers again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RECREATE: dict[str, Any] = {"restart_strategy": RestartStrategy.RECREATE}
 
 
 def outcomes(job: Job, *indices: int) -> list[Outcome | None]:
-    """Return the outcome in the `Finish` that each node got; None for a node that got none."""
+    """Return the outcome in the `Finish` that each agent got; None for an agent that got none."""
     return [finish.outcome if (finish := job.finished(index)) else None for index in indices]
 
 
@@ -41,7 +41,7 @@ def test_a_node_of_the_round_that_connects_again_leaves_too() -> None:
 
 
 def test_a_node_whose_link_closes_before_it_receives_that_it_leaves_joins_no_round() -> None:
-    """The explorer found it: ('fail', 0), then ('blip', 2) while `Finish` is on its way to node 2."""
+    """The explorer found it: ('fail', 0), then ('blip', 2) while `Finish` is on its way to agent 2."""
     job = job_of(0, 1, 2, **RECREATE)
     job.operator_view(*pods(0, 1, 2), **RECREATE)
     job.fail(1)

@@ -1,4 +1,4 @@
-"""When nodes may break the collectives of a round that ends."""
+"""When agents may break the collectives of a round that ends."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ def end_results(job: Job, round_id: RoundId, *indices: int) -> None:
 
 
 def answers(job: Job) -> dict[int, list[BreakRound]]:
-    """Return what each of the nodes was sent about the break."""
+    """Return what each of the agents was sent about the break."""
     found = {i: [m for m in job.sent[agent_id(i)] if isinstance(m, BreakRound)] for i in range(4)}
     return {index: messages for index, messages in found.items() if messages}
 
 
 def failed(*indices: int) -> tuple[Job, RoundId]:
-    """Return a job whose round ends because the worker of node 1 has failed, and that round."""
+    """Return a job whose round ends because the worker of agent 1 has failed, and that round."""
     job = job_of(*indices)
     round_id = job.start_of(indices[0]).round
     job.fail(1)

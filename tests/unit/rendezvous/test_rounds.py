@@ -1,4 +1,4 @@
-"""The rules of rounds, one by one. Numbers in calls of `Job` are the indices of nodes."""
+"""The rules of rounds, one by one. Numbers in calls of `Job` are the indices of agents."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_heterogeneous_nodes_get_consecutive_ranks() -> None:
     [([True, True], True), ([True, False], True), ([False, True], True), ([False, False], False)],
 )
 def test_a_round_without_any_training_state_says_so(reported: list[bool], known: bool) -> None:
-    """A node that has just announced itself, as the third one, has none."""
+    """An agent that has just announced itself, as the third one, has none."""
     job = job_of(0, 1)
     job.operator_view(*pods(0, 1, 2), target=3, scale_up_stabilization=600.0)
     job.announce(2)
@@ -146,9 +146,9 @@ def test_a_round_without_any_training_state_says_so(reported: list[bool], known:
 
 
 def job_between_rounds(*stopped: tuple[int, bool]) -> tuple[Job, RoundId]:
-    """Return a job of two nodes, of which the second one has failed, and the round that has ended.
+    """Return a job of two agents, of which the second one has failed, and the round that has ended.
 
-    `stopped`: (index, whether it has a training state) of the nodes that say that their workers have stopped.
+    `stopped`: (index, whether it has a training state) of the agents that say that their workers have stopped.
     """
     job = job_of(0, 1)
     job.fail(1)
@@ -290,7 +290,7 @@ def test_the_rules_run_a_few_times_for_any_number_of_events(monkeypatch: pytest.
     job = Job(RoundSettings(min_nodes=size, max_nodes=size, target=size))
 
     def together(*messages: Callable[[int], NodeToCoordinator]) -> bool:
-        """Decide on the messages of all nodes; return whether the rules ran only a few times."""
+        """Decide on the messages of all agents; return whether the rules ran only a few times."""
         events = [AgentMessage(agent_id(index), message(index)) for index in range(size) for message in messages]
         runs.clear()
         job.state = rounds.decide_together(job.state, events, job.now).state
@@ -478,7 +478,7 @@ def test_no_round_starts_below_min() -> None:
     assert job.members == ["j-0-0", "j-1-1"]
 
 
-# ---- nodes leave, join, are replaced
+# ---- agents leave, join, are replaced
 
 
 def test_a_leaving_node_is_released_after_the_round_has_ended() -> None:
@@ -652,7 +652,7 @@ def test_a_node_beyond_the_target_that_leaves_is_scaling_down(source: str) -> No
 
 
 def test_of_a_round_that_is_too_large_any_member_that_leaves_is_scaling_down() -> None:
-    """The operator lets a node go that must leave its machine, and enlarges the spares for the higher index."""
+    """The operator lets an agent go that must leave its Node, and enlarges the spares for the higher index."""
     job = job_of(0, 1, 2)
     job.operator_view(*pods(0, 2), *pods(1, state=PodState.DRAINING), target=2, spares=1)
     job.stopped(0, 1, 2)

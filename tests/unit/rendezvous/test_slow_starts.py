@@ -1,4 +1,4 @@
-"""When the others go on without a node that has to start a process, and when they wait for it."""
+"""When the others go on without an agent that has to start a process, and when they wait for it."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def stopped(job: Job, index: int, count: int = 0, start: float | None = START, f
 
 
 def restartable(*indices: int, **settings: Any) -> Job:
-    """A job with a running round of these nodes, whose function can be called again."""
+    """A job with a running round of these agents, whose function can be called again."""
     job = job_of(*indices, **settings)
     job.send(indices[0], Ready(restartable=True))
     return job
 
 
 def kill(job: Job, *killed: int, start: float | None = START, form: float | None = FORM, stop: float = 0.01) -> None:
-    """End the processes of these nodes; the others stay."""
+    """End the processes of these agents; the others stay."""
     running = [n.index for n in job.state.agents.values() if n.pod in job.members]
     job.fail(killed[0])
     job.now += stop
@@ -120,7 +120,7 @@ def _killed_of(nodes: int, low: int, killed: int) -> list[str]:
 
 
 def test_only_sizes_on_the_step_are_formed_and_all_ranks_that_miss_are_counted() -> None:
-    """Of four nodes, two go on and two are idle for the start: 8 seconds of ranks and a join, not 12."""
+    """Of four agents, two go on and two are idle for the start: 8 seconds of ranks and a join, not 12."""
     job = restartable(0, 1, 2, 3, min_nodes=2, increment=2)
     kill(job, 3)
     assert job.members == ["j-0-0", "j-1-0"]
@@ -131,7 +131,7 @@ def test_only_sizes_on_the_step_are_formed_and_all_ranks_that_miss_are_counted()
 
 @pytest.mark.parametrize(("form", "members"), [(0.5, 2), (1.1, 3)])
 def test_the_other_ranks_of_its_pod_count_as_idle(form: float, members: int) -> None:
-    """Three nodes of eight workers: 24 ranks wait for 3 s, or 8 of them are idle for 3 s and 24 pause once more."""
+    """Three agents of eight workers: 24 ranks wait for 3 s, or 8 of them are idle for 3 s and 24 pause once more."""
     job = Job(replace(SETTINGS, target=3))
     job.operator_view(*pods(0, 1, 2))
     job.announce(0, 1, 2, workers=8)
@@ -172,7 +172,7 @@ def test_the_others_wait_once_a_node_knows_that_the_script_needs_its_round_befor
 
 
 def test_a_second_report_of_the_stop_changes_nothing() -> None:
-    """A node that has stopped answers the end of the round as well."""
+    """An agent that has stopped answers the end of the round as well."""
     job = restartable(0, 1, 2)
     kill(job, 1)
     sent = len(job.sent[agent_id(1)])

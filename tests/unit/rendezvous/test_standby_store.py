@@ -1,4 +1,4 @@
-"""The standby store: when it takes over, which nodes it waits for, and what it must not do before."""
+"""The standby store: when it takes over, which agents it waits for, and what it must not do before."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def standby(*indices: int, restarted: bool = False, **fields: Any) -> Job:
 
 
 def come(job: Job, before: Job, *indices: int, state: MemberState = MemberState.RUNNING) -> None:
-    """Nodes of the running round connect to the standby store."""
+    """Agents of the running round connect to the standby store."""
     for index in indices:
         job.announce(index, membership=membership_of(before.start_of(index), state))
 

@@ -1,6 +1,6 @@
 """What a successor store does with the round that it finds, and a job without an operator.
 
-Numbers in calls of `Job` are the indices of nodes.
+Numbers in calls of `Job` are the indices of agents.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FAILURE = Failure(FailureClass.KILLED, "j-0-0", 1.0)
 
 
 def restarted(before: Job, **states: MemberState) -> Job:
-    """A successor store, to which nodes of `before` have announced their state in the round (`n0`: of index 0)."""
+    """A successor store, to which agents of `before` have announced their state in the round (`n0`: of index 0)."""
     job = Job(before.state.settings, store=1, recovering=True)
     for name, state in states.items():
         index = int(name[1:])
@@ -155,7 +155,7 @@ def test_a_failure_while_the_store_was_down_is_the_cause_and_is_charged_once() -
 
 
 def test_a_failure_of_a_round_that_has_stopped_is_charged_once() -> None:
-    """The nodes failed or stopped while no store ran, and announce that to the successor."""
+    """The agents failed or stopped while no store ran, and announce that to the successor."""
     before = job_of(0, 1)
     round_id = before.start_of(0).round
     job = Job(before.state.settings, store=1, recovering=True)
@@ -172,7 +172,7 @@ def test_a_failure_of_a_round_that_has_stopped_is_charged_once() -> None:
 @pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("kind", [FailureClass.KILLED, FailureClass.COLLECTIVE_FAILED])
 def test_a_failure_is_charged_though_all_nodes_report_its_end_at_once(kind: FailureClass, together: bool) -> None:
-    """The store died, a rank failed, and all workers had stopped before the nodes reached the successor."""
+    """The store died, a rank failed, and all workers had stopped before the agents reached the successor."""
     before = job_of(0, 1)
     round_id, failure = before.start_of(0).round, replace(FAILURE, kind=kind)
     job = restarted(before)
@@ -268,7 +268,7 @@ def test_succeeded_nodes_do_not_run_again_before_the_operator_has_sent_its_view(
 
 
 def test_if_one_success_is_enough_no_node_runs_again_before_the_operator_has_sent_its_view() -> None:
-    """The explorer found it: node 0 had received the success, and the store started again without memory."""
+    """The explorer found it: agent 0 had received the success, and the store started again without memory."""
     before = job_of(0, 1, 2, success_policy=SuccessPolicy.ANY)
     job = restarted(before, n1=MemberState.RUNNING, n2=MemberState.RUNNING)
     job.advance(60)
@@ -318,7 +318,7 @@ def test_ended_rounds_are_bounded_and_no_charge_is_forgotten() -> None:
     for number in range(MAX_ENDED_ROUNDS + 50):
         job.fail(1, FailureClass.USER_ERROR)
         if number % 3 == 0:
-            job.leave(1)  # the node has left: its failure is not charged
+            job.leave(1)  # the agent has left: its failure is not charged
         job.stopped(0, 1)
         if number % 3 == 0:
             job.announce(1)

@@ -21,7 +21,7 @@ class TrackedJob(Job):
         return self.state.round
 
     def report_window(self, *ranks: float, step: float = 100.0) -> int | None:
-        """Report a window node by node; return the straggler's rank after it. Times are milliseconds."""
+        """Report a window agent by agent; return the straggler's rank after it. Times are milliseconds."""
         members = self.running_round.members
         for name, member in members.items():
             first = member.assignment.rank

@@ -1,4 +1,4 @@
-"""Group ranks by the topology that the operator sends: nodes of a place are neighbours; those that stay keep order."""
+"""Group ranks by the topology that the operator sends: agents of a place are neighbours; those that stay keep order."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def running(*expected: ExpectedPod) -> Job:
 
 
 def indices(job: Job) -> list[int]:
-    """Return the indices of the round's nodes by group rank."""
+    """Return the indices of the round's agents by group rank."""
     return [int(pod.split("-")[1]) for pod in job.members]
 
 

@@ -383,7 +383,7 @@ def test_fuzzed_bytes_never_block_other_clients(data: list[bytes]) -> None:
 
 
 class Nodes:
-    """A server for the nodes of a job. A node's link is authenticated when the test lets it be."""
+    """A server for the agents of a job. An agent's link is authenticated when the test lets it be."""
 
     def __init__(self, clients: StoreClients, **limits: float) -> None:
         self.server = StoreServer(limits=Limits(**limits), links=self._serve, clients=clients)  # type: ignore[arg-type]
@@ -477,7 +477,7 @@ async def test_an_address_is_admitted_no_more_when_its_last_link_has_ended() -> 
 
 
 async def served(nodes: Nodes, address: str) -> bool:
-    """Return whether a client on this address is served within the time that it may wait for its node."""
+    """Return whether a client on this address is served within the time that it may wait for its agent."""
     reader, writer = await open_from(address, nodes.port)
     writer.write(HELLO + wire.request(Op.GETNUMKEYS))
     found = await asyncio.wait_for(reader.read(8), 10)
