@@ -6,7 +6,7 @@
     operator IMAGE       reconcile a job: each line of the input has the job and its pods, each line of the output has
                          what the operator of this image has decided
 
-It imports only what every version has.
+It imports only what every version has, some of it from a module of another name.
 """
 
 from __future__ import annotations
@@ -21,17 +21,34 @@ import types
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
 from enum import Enum
-from typing import Any, Union, cast, get_args, get_origin, get_type_hints
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Union, cast, get_args, get_origin, get_type_hints
 
-from elasticjob._runtime.contract import codec, messages
-from elasticjob._runtime.contract.names import RoundId
-from elasticjob_operator import manifests
-from elasticjob_operator.links.store_links import StoreLinks
-from elasticjob_operator.manifests.names import attempt
-from elasticjob_operator.model.cluster.pods import parse_pod
-from elasticjob_operator.model.observed import Child, Children, Job, Observed, parse_job
-from elasticjob_operator.plan import Plan, plan
-from elasticjob_operator.reconcile.keys import JobKeys
+if TYPE_CHECKING:
+    from elasticjob_operator.model.observed import Job
+    from elasticjob_operator.plan import Plan
+
+
+def _module(*paths: str) -> Any:
+    """Return the first of these modules that this version has: some have moved since 0.1.0."""
+    return import_module(next(path for path in paths if _has(path)))
+
+
+def _has(path: str) -> bool:
+    parent, _, _ = path.rpartition(".")
+    return (not parent or _has(parent)) and find_spec(path) is not None
+
+
+CONTRACT = "elasticjob._runtime.contract" if _has("elasticjob._runtime.contract") else "elasticjob.contract"
+codec, messages = _module(f"{CONTRACT}.codec"), _module(f"{CONTRACT}.messages")
+RoundId = _module(f"{CONTRACT}.names").RoundId
+manifests, attempt = _module("elasticjob_operator.manifests"), _module("elasticjob_operator.manifests.names").attempt
+StoreLinks = _module("elasticjob_operator.links.store_links", "elasticjob_operator.store_links").StoreLinks
+parse_pod = _module("elasticjob_operator.model.cluster.pods", "elasticjob_operator.model.pods").parse_pod
+JobKeys = _module("elasticjob_operator.reconcile.keys", "elasticjob_operator.keys").JobKeys
+observed_model, plan = _module("elasticjob_operator.model.observed"), _module("elasticjob_operator.plan").plan
+Child, Children, Observed = observed_model.Child, observed_model.Children, observed_model.Observed
 
 KEY = ("ns", "job")
 _OTHERS = {cls.__name__: cls for cls in (messages.Termination, messages.InRound, messages.RoundSettings)}
@@ -77,8 +94,8 @@ def decoded(line: str) -> str:
     """Return the message of such a line as this code reads it, encoded again."""
     name, _, text = line.partition(" ")
     if name in _OTHERS:
-        return codec.dumps(codec.parse(_OTHERS[name], codec.loads(text.encode()))).decode()
-    return messages.encode(messages.decode(text.encode())).decode()
+        return str(codec.dumps(codec.parse(_OTHERS[name], codec.loads(text.encode()))).decode())
+    return str(messages.encode(messages.decode(text.encode())).decode())
 
 
 # ---- the operator ----------------------------------------------------------------------------------------------
@@ -89,7 +106,7 @@ async def operate(image: str) -> None:
     links, started = StoreLinks(lambda key: None, lambda: 1), time.time()
     while line := await asyncio.to_thread(sys.stdin.readline):
         request = json.loads(line)
-        job = parse_job(request["job"])
+        job = observed_model.parse_job(request["job"])
         children = request["children"]
         observed = Observed(
             job=job,
