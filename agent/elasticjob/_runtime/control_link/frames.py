@@ -93,9 +93,9 @@ class ReceiveBudget:
         self.total = 0
         """Bytes that all connections hold now."""
         self._groups: dict[Hashable, dict[FrameProtocol, int]] = {}
-        """What the connections of each group hold. No group is empty."""
+        """By group: the bytes that each connection holds. A group without connections has no entry."""
         self._totals: dict[Hashable, int] = {}
-        """What each group holds; with the same keys."""
+        """By group, with the same keys: the bytes that its connections hold together."""
 
     def hold(self, connection: FrameProtocol, group: Hashable, size: int) -> None:
         """Record how many bytes a connection of this group holds now."""
@@ -134,7 +134,7 @@ class FrameProtocol(asyncio.Protocol):
         """Why we closed the connection; None if we did not close it for an error."""
         self._buffer = bytearray()
         self._frames: deque[bytes] = deque()
-        """With their lengths and tags."""
+        """Frames that have arrived, with their lengths and tags."""
         self._receiver: asyncio.Future[None] | None = None
         """Done when `receive` can go on."""
         self._closed = False
@@ -143,13 +143,13 @@ class FrameProtocol(asyncio.Protocol):
         """Bytes in `_frames`."""
         self._budget: ReceiveBudget | None = None
         self._group: Hashable = None
-        """Of this connection in the budget."""
+        """Group of this connection in the budget."""
         self._stalled: asyncio.TimerHandle | None = None
-        """Runs while a part of a frame waits for the rest, with a budget."""
+        """With a budget: closes the connection if the rest of an incomplete frame does not arrive."""
         self._send_mac: Mac | None = None
-        """Over all frames sent; None during the handshake."""
+        """Covers all frames sent; None during the handshake."""
         self._receive_mac: Mac | None = None
-        """Over all frames received; None during the handshake."""
+        """Covers all frames received; None during the handshake."""
 
     def protect(self, mac: str, send_key: bytes, receive_key: bytes) -> None:
         """Add a tag to every frame that is sent from now on, and require one of every frame received from now on.

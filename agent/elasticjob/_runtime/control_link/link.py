@@ -111,7 +111,7 @@ class Decoder(Protocol):
         """Return whether all frames that came before this one may be dropped."""
 
     async def decode(self, frame: bytes) -> Message:
-        """Return the message. MessageError: it is none."""
+        """Return the message in a frame. MessageError: the frame has no valid message."""
 
 
 @dataclass
@@ -169,7 +169,7 @@ class ControlLink:
         self.peer = peer
         """`host:port` of the other side."""
         self.decoder: Decoder | None = None
-        """Decodes the frames where their number and their size are not trusted; None: each is decoded at once."""
+        """Decodes the frames if their number and size are not trusted; None: each is decoded at once."""
         self._frames = frames
         frames.limit = FRAME_LIMIT[role]
 
@@ -251,7 +251,7 @@ class _Handshake:
     role: LinkRole
     run_id: str
     nonces: tuple[str, str]
-    """The server's, the client's."""
+    """The nonce of the server, and that of the client."""
 
     def proof(self, welcome: object) -> str:
         """Return the server's proof, for its welcome as JSON data; the client's for None."""
@@ -378,7 +378,7 @@ async def _authenticate(gate: LinkGate, frames: FrameProtocol, version: int, pee
         raise LinkRefused("unknown role") from None
     run_id, client_nonce = gate.welcome.run_id, str(answer.get("nonce"))
     if answer.get("run_id") != run_id:
-        # The peer has proved nothing yet: it does not learn the run of this store.
+        # The peer has proved nothing yet, so it must not learn which run this store serves.
         raise LinkRefused(f"the peer belongs to run {str(answer.get('run_id'))[:80]!r}, this store to another one")
     handshake = _Handshake(key, _lower_protocol(answer), role, run_id, (nonce, client_nonce))
     if len(client_nonce) < 32 or not _is_proof(answer.get("proof"), handshake.proof(None)):

@@ -54,7 +54,7 @@ class StaleStoreError(Exception):
 
 
 class _Search:
-    """A search for an active store by several tasks.
+    """The search of several tasks for an active store.
 
     Before Python 3.12 `asyncio.wait_for` loses a cancellation at the moment that what it waits for ends, so the tasks
     look at `over` as well.

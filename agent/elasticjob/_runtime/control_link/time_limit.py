@@ -12,11 +12,11 @@ T = TypeVar("T")
 async def open_within(seconds: float, opening: Coroutine[Any, Any, T], close: Callable[[T], object]) -> T:
     """Return what `opening` returns. asyncio.TimeoutError: it took longer.
 
-    `close` closes what was opened although the caller waits for it no more.
+    `close` closes a connection that was opened after the caller had stopped waiting.
 
-    `asyncio.wait_for` loses a cancellation that comes as the inner task ends, before Python 3.12. One such call inside
-    another then waits for ever: the outer one cancels the inner one, which has no time limit left and goes on, to wait
-    for a peer that does not answer.
+    `asyncio.wait_for` loses a cancellation that comes as the inner task ends, before Python 3.12. If one such call
+    is inside another, this can wait for ever: the outer one cancels the inner one, which has no time limit left, loses
+    the cancellation, and waits for a peer that does not answer.
     """
     task = asyncio.ensure_future(opening)
     try:

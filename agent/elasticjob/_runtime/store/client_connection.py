@@ -187,7 +187,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         _KEEP_ALIVE.apply(self._transport.get_extra_info("socket"))
 
     def admit(self) -> None:
-        """Serve the client, whose address is admitted now. The server has taken it out of those that wait."""
+        """Serve the client, whose address is admitted now. It is no longer among those that wait."""
         self._waits = False
         self._begin()
         asyncio.get_running_loop().call_soon(self._take_turn)

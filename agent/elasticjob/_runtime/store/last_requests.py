@@ -26,8 +26,11 @@ class LastRequests:
         self._names: dict[object, bytes] = {}
 
     def set(self, connection: object, name: bytes, requests: bytes) -> None:
-        """Let a connection be one of a client's, and replace the client's requests; b"": the client leaves on purpose,
-        and its connections may close. ValueError: too many bytes, or the connection is another client's."""
+        """Add a connection to a client, and replace the client's requests.
+
+        An empty text means that the client leaves on purpose and its connections may close. ValueError: too many bytes,
+        or the connection belongs to another client.
+        """
         if len(requests) > MAX_SIZE:
             raise ValueError(f"{len(requests)} bytes are more than {MAX_SIZE}")
         if self._names.get(connection, name) != name:

@@ -44,7 +44,7 @@ class KnownRequests:
         return self._requests.get(data)
 
     def add(self, data: bytes | bytearray, request: Request) -> None:
-        """Keep a request, unless another client will hardly send the same. The oldest ones make room."""
+        """Keep a request if other clients are likely to send the same. The oldest ones are dropped for it."""
         if type(data) is not bytes or len(data) > _LONGEST_KNOWN or request.op not in _REPEATED:
             return
         self._requests[data] = request

@@ -49,7 +49,7 @@ class StoreServer:
         clients: StoreClients = StoreClients.ANY,
         last_requests: LastRequests | None = None,
     ) -> None:
-        """`last_requests`: what clients ask for in case that they are lost; None: they may not."""
+        """`last_requests` keeps the requests to execute for clients that are lost; None: clients may not name any."""
         self.connections = Connections(limits, clients)
         self.counters = self.connections.counters
         self._last_requests = last_requests

@@ -20,8 +20,8 @@ from typing import TypeAlias
 from elasticjob._runtime.store.wire import WireError
 
 Value: TypeAlias = bytes | bytearray
-"""A value. One that has been appended to is a bytearray: an APPEND to it copies nothing. It reserves an eighth of its
-size for the next ones, which is not counted."""
+"""A value. After an APPEND it is a bytearray, so that the next APPEND copies nothing. It reserves an eighth of its size
+for further ones, which is not counted."""
 _DIGITS = 20
 """Characters of the longest signed 64-bit number."""
 

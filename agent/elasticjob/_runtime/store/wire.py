@@ -71,7 +71,7 @@ class Limits:
     connections: int = 16 * 1024
     """Open connections, control links included."""
     unauthenticated: int = 1024
-    """Those of them that are not authenticated yet. A further one closes the oldest of them."""
+    """Open connections that are not authenticated yet. One more closes the oldest of them."""
     unauthenticated_bytes: int = 16 * 1024
     """Unread bytes of a connection that is not authenticated yet."""
     opening_timeout: float = 5.0

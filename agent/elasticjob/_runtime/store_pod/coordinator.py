@@ -91,7 +91,7 @@ class Coordinator:
     _scheduled: bool = False
     """Whether `_run` is scheduled."""
     _settled: Settled | None = None
-    """Of the state, for the next decision."""
+    """What is known of the state after the last decision, for the next one."""
     _unsent: deque[tuple[ControlLink, CoordinatorToNode | StoreToAgent]] = field(default_factory=deque)
     """Messages that wait until others have been sent."""
     _timer: asyncio.TimerHandle | None = None
@@ -130,7 +130,7 @@ class Coordinator:
                 timer.cancel()
 
     async def wait_until_it_may_end(self) -> None:
-        """Return when the store may end without cost for its agents, or no standby store has come for so long."""
+        """Return when the store may end without cost for its agents, or when no standby store has come in time."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + STANDBY_TIMEOUT
         while not standby_store.may_end(self.state, without_standby=(left := deadline - loop.time()) <= 0):
@@ -262,7 +262,7 @@ class Coordinator:
             self.superseded.set()
 
     def _send_effects(self, effects: Iterable[SendToAgent]) -> None:
-        """Send messages, behind those that wait. One that connects again in the meantime gets them in another way."""
+        """Send messages after those that wait already. The answer to an `Announce` replaces those of an older link."""
         idle = not self._unsent
         self._unsent += [(link, e.message) for e in effects if (link := self._agents.get(e.agent_id)) is not None]
         if idle:

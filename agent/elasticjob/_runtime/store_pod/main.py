@@ -38,16 +38,17 @@ log = logging.getLogger(__name__)
 ROUNDS_PER_START = 1_000_000
 """Numbers of rounds reserved for each start of the container, so that no number is used twice in one incarnation."""
 KEYS_MEMORY, ANSWERS_MEMORY = 64 * MIB, 32 * MIB
-"""Bytes that a job's store keeps for TCPStore clients. Only torchrun's c10d backend uses it, for one value."""
+"""Bytes of keys, and of unread answers, in a job's store. Only torchrun's c10d backend uses it as a TCPStore, for one
+value."""
 _MAX_DIGITS = 18
-"""Digits of a counter: a longer one was not written by this program."""
+"""Digits of a counter. This program has not written a longer one."""
 
 
 def count_container_start(state_dir: Path | None, now: float) -> int:
     """Count one more start of the container in `state_dir`; return the number of earlier starts, 0 without it.
 
-    `now` in Unix seconds. A counter that is unreadable goes on from there: that is more than all starts so far, so
-    no number is used twice.
+    `now` in Unix seconds. If the counter is unreadable, it continues from `now`: that is more than all starts so far,
+    so no number is used twice.
     """
     if state_dir is None:
         return 0
