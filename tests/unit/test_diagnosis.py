@@ -9,7 +9,8 @@ import pytest
 
 from elasticjob._runtime.agent.monitoring.exits.worker_exits import OomCounter, WorkerExit, failure_of
 from elasticjob._runtime.contract.messages import Failure, FailureClass
-from elasticjob._runtime.diagnosis import classify, root_cause
+from elasticjob._runtime.diagnosis import classify, own_file, place_of, root_cause
+from elasticjob._runtime.system.code_root import OWN_PACKAGE
 
 USER, OOM, KILLED = FailureClass.USER_ERROR, FailureClass.OOM_KILLED, FailureClass.KILLED
 PEER, START, DEVICE = FailureClass.COLLECTIVE_FAILED, FailureClass.START_ERROR, FailureClass.DEVICE_UNHEALTHY
@@ -113,3 +114,19 @@ def test_the_root_cause_is_the_first_failure_that_is_not_a_failed_collective() -
     assert root_cause((cause, failure(USER, "d"))) == cause
     assert root_cause(collectives) == collectives[0]
     assert root_cause(()) is None
+
+
+@pytest.mark.parametrize(
+    ("path", "own"),
+    [
+        (f"{OWN_PACKAGE}training/state.py", "training/state.py"),
+        ("/opt/venv/lib/python3.11/site-packages/elasticjob/inprocess/abort.py", "inprocess/abort.py"),
+        ("/usr/lib/python3/dist-packages/elasticjob/data/step_plan.py", "data/step_plan.py"),
+        ("/home/me/elasticjob/training/train.py", ""),
+        ("/app/elasticjob/data/load.py", ""),
+    ],
+)
+def test_a_folder_of_the_user_that_is_named_like_the_package_is_not_taken_for_it(path: str, own: str) -> None:
+    assert own_file(path) == own
+    place = place_of(f'  File "{path}", line 3, in main')
+    assert place == ("" if own else f"{path.rpartition('/')[2]}, line 3")

@@ -6,12 +6,14 @@ import re
 from collections.abc import Iterable
 
 from elasticjob._runtime.contract.messages import Failure, FailureClass
+from elasticjob._runtime.system.code_root import OWN_PACKAGE
 
 _DEVICE = re.compile(
     r"uncorrectable ECC error|uncorrectable NVLink error|hardware stack error|GPU is lost|fallen off the bus|"
     r"CUDA error: (system not yet initialized|Invalid access of peer GPU memory)"
 )
-"""CUDA's messages for a GPU that needs a reset or another machine. Device assertions and bad addresses are not here."""
+"""CUDA's messages for a GPU that needs a reset, or whose Node must be replaced. Device assertions and bad addresses are
+not among them: a script causes these."""
 
 _TORCH_ERRORS = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError", "DistError"})
 _RENDEZVOUS_ERRORS = frozenset({"RendezvousTimeoutError", "RendezvousConnectionError", "RendezvousClosedError"})
@@ -39,7 +41,8 @@ _NO_PROGRAM = re.compile(r"can't open file|No module named \S+$|: command not fo
 
 _FRAME = re.compile(r'  (?:\| +)?File "(.+)", line (\d+)')
 """The line of a frame in a traceback, also in that of a group of exceptions but not in those of its members."""
-_OWN_FILE = re.compile(r"/elasticjob/(_runtime|data|frameworks|inprocess|training)/")
+_INSTALLED_PACKAGE = re.compile(r".*/(site|dist)-packages/elasticjob/")
+"""Start of the paths of elasticjob's files where the worker's image has it installed."""
 _LIBRARY_FILE = re.compile(r"/(site|dist)-packages/|/lib/python\d[^/]*/|^<(?!string>|stdin>)")
 """Files of installed packages and of Python itself; `<string>` and `<stdin>` are programs of the user."""
 
@@ -117,14 +120,21 @@ def innermost_place(trace: str) -> str:
 def place_of(line: str) -> str:
     """Return the place that the line of a frame names if it is in the user's code; else empty."""
     match = _FRAME.match(line)
-    if match is None or is_own_file(match[1]) or _LIBRARY_FILE.search(match[1]):
+    if match is None or own_file(match[1]) or _LIBRARY_FILE.search(match[1]):
         return ""
     return f"{match[1].rpartition('/')[2]}, line {match[2]}"
 
 
-def is_own_file(path: str) -> bool:
-    """Return whether a file of Python code is one of elasticjob's."""
-    return _OWN_FILE.search(path) is not None
+def own_file(path: str) -> str:
+    """Return the path of a file within the package `elasticjob`, such as `training/state.py`; empty for other files.
+
+    A worker has the package from where this process has it, or from its image. A folder of the user's that has the same
+    name is neither.
+    """
+    if path.startswith(OWN_PACKAGE):
+        return path[len(OWN_PACKAGE) :]
+    installed = _INSTALLED_PACKAGE.match(path)
+    return path[installed.end() :] if installed else ""
 
 
 def _progress(hang: Failure) -> tuple[bool, int, bool]:

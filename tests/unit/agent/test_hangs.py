@@ -27,6 +27,7 @@ from elasticjob._runtime.agent.state_machine.state import AgentRound, AgentState
 from elasticjob._runtime.contract.messages import Announce, Failure, FailureClass, StartRound
 from elasticjob._runtime.contract.names import STACK_DUMP_SIGNAL, RoundId
 from elasticjob._runtime.diagnosis import root_cause
+from elasticjob._runtime.system.code_root import OWN_PACKAGE
 
 ROUND = RoundId(1, 0, 1)
 IDLE = """Thread 0x00007f12 (most recent call first):
@@ -50,8 +51,8 @@ REDUCING = (
 BACKWARD = """Current thread 0x00007f99 (most recent call first):
   File "/usr/lib/python3/site-packages/torch/autograd/graph.py", line 1113 in _engine_run_backward
 """
-FORMING = """Current thread 0x00007f99 (most recent call first):
-  File "/opt/elasticjob/inprocess/store_connection.py", line 54 in _connect
+FORMING = f"""Current thread 0x00007f99 (most recent call first):
+  File "{OWN_PACKAGE}inprocess/store_connection.py", line 54 in _connect
 """
 LOADING = """Current thread 0x00007f99 (most recent call first):
   File "/usr/lib/python3/site-packages/torch/utils/data/dataloader.py", line 1131 in _try_get_data
@@ -99,11 +100,11 @@ def test_the_failure_of_a_hang_names_the_place_in_the_code() -> None:
     assert len(StackDump(3, 6, 10.0, ASLEEP * 100).failure("job-1-0", 1.0).message) <= 1024
 
 
-OF_A_FORK = """Current thread 0x00007f99 (most recent call first):
-  File "/elasticjob/agent.pyz/elasticjob/training/progress_channel.py", line 9 in step
+OF_A_FORK = f"""Current thread 0x00007f99 (most recent call first):
+  File "{OWN_PACKAGE}training/progress_channel.py", line 9 in step
   File "/app/train.py", line 12 in hangs_here
   File "/app/train.py", line 30 in <module>
-  File "/elasticjob/agent.pyz/elasticjob/_runtime/agent/start_workers/fork_server/run_main.py", line 199 in _execute
+  File "{OWN_PACKAGE}_runtime/agent/start_workers/fork_server/run_main.py", line 199 in _execute
   File "<string>", line 1 in <module>
 """
 
@@ -114,8 +115,7 @@ def test_the_message_of_a_hang_has_whole_lines_and_the_users_frames() -> None:
         '  File "/app/train.py", line 12 in hangs_here',
         '  File "/app/train.py", line 30 in <module>',
     ]
-    only_own = FORMING.replace("/opt/elasticjob", "/opt/elasticjob/inprocess/elasticjob")
-    assert "_connect" in StackDump(3, 6, 10.0, only_own).failure("job-1-0", 1.0).message.splitlines()[-1]
+    assert "_connect" in StackDump(3, 6, 10.0, FORMING).failure("job-1-0", 1.0).message.splitlines()[-1]
     deep = ASLEEP.replace('  File "/app/train.py", line 30', '  File "/app/model.py", line 7 in forward\n' * 50)
     message = StackDump(3, 6, 10.0, deep).failure("job-1-0", 1.0).message
     assert message.endswith("line 7 in forward")

@@ -25,6 +25,7 @@ from elasticjob._runtime.contract.failures.failure_text import (
 )
 from elasticjob._runtime.contract.messages import FailureClass
 from elasticjob._runtime.contract.names import script_end_file, script_left_file
+from elasticjob._runtime.system.code_root import OWN_PACKAGE
 
 
 @pytest.mark.parametrize(
@@ -46,7 +47,7 @@ def test_torchs_error_file(tmp_path: Path, content: str, expected: tuple[str, st
     assert ((found.name, found.text) if found else None) == expected
 
 
-TRACE = """Traceback (most recent call last):
+TRACE = f"""Traceback (most recent call last):
   File "/app/train.py", line 30, in <module>
     main()
 KeyError: 1
@@ -58,7 +59,7 @@ Traceback (most recent call last):
     main()
   File "/app/lib/model.py", line 12, in forward
     return torch.relu(x)
-  File "/elasticjob/agent.pyz/elasticjob/training/state.py", line 5, in commit
+  File "{OWN_PACKAGE}training/state.py", line 5, in commit
   File "/opt/venv/lib/python3.11/site-packages/torch/nn/functional.py", line 1, in relu
 ValueError: bad
 """

@@ -8,6 +8,8 @@ from pathlib import Path
 _ROOT = Path(__file__).parents[3]
 CODE_ROOT = str(_ROOT)
 """Entry of `sys.path` from which `elasticjob` is imported."""
+OWN_PACKAGE = f"{CODE_ROOT}/elasticjob/"
+"""Start of the paths of this package's files."""
 IN_WORKERS = "elasticjob/_runtime/agent/start_workers/in_workers"
 """Folder below it with the patches of torch for each Python below a worker."""
 

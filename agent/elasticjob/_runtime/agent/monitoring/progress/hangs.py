@@ -20,22 +20,26 @@ from elasticjob._runtime.contract.failures.failure_text import MAX_MESSAGE
 from elasticjob._runtime.contract.messages import Failure, FailureClass
 from elasticjob._runtime.contract.names import STACK_DUMP_SIGNAL
 from elasticjob._runtime.contract.shared_memory.untrusted_file import read_regular_file
-from elasticjob._runtime.diagnosis import is_own_file
+from elasticjob._runtime.diagnosis import own_file
 
 STACKS_TIMEOUT = 0.3
 """Seconds that workers have to write their stacks. A process that is stuck in the kernel writes none."""
 STACKS_INTERVAL = 0.002
-"""Seconds between two looks at whether all workers have written their stacks."""
+"""Seconds between two checks whether all workers have written their stacks."""
 STACKS_SETTLED = 0.02
-"""Seconds in which the file of a process does not grow, if the end of its handler cannot be seen."""
+"""A process has written its stacks if its file has not grown for so many seconds. Used only if the end of its signal
+handler cannot be seen, because it blocks the signal."""
 MAX_STACKS = 16384
 """Bytes kept of each worker's stacks."""
 
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
-_STARTS_PROGRAM = re.compile(r"/elasticjob/_runtime/agent/start_workers/fork_server/")
-"""Files of the fork server, whose frames and callers are below those of the program in the stack of a fork."""
-_WAITING_FILE = re.compile(r"/torch/(?!utils/data/)|/elasticjob/inprocess/")
-"""Files of torch, but for its data loader, which waits for local processes; and ours around torch's connections."""
+_STARTS_PROGRAM = "_runtime/agent/start_workers/fork_server/"
+"""Folder of the fork server in this package. In the stack of a fork, its frames and those of its callers are below the
+frames of the program."""
+_CONNECTS = "inprocess/"
+"""Folder of this package whose code waits for torch's connections."""
+_WAITING_FILE = re.compile(r"/torch/(?!utils/data/)")
+"""Files of torch, except for its data loader: that one waits for processes of its own node."""
 
 
 class HangMonitor:
@@ -100,7 +104,9 @@ class StackDump:
     def waits_for_peers(self) -> bool:
         """Whether the main thread is inside torch, as in all peers of a rank that hangs elsewhere."""
         frame = _FRAME.search(self.main_thread)
-        return frame is not None and _WAITING_FILE.search(frame[1]) is not None
+        if frame is None:
+            return False
+        return _WAITING_FILE.search(frame[1]) is not None or own_file(frame[1]).startswith(_CONNECTS)
 
     @property
     def main_thread(self) -> str:
@@ -161,9 +167,9 @@ def users_frames(stack: str) -> str:
     kept: list[str] = []
     for line in stack.splitlines():
         frame = _FRAME.match(line)
-        if frame is not None and _STARTS_PROGRAM.search(frame[1]):
+        if frame is not None and own_file(frame[1]).startswith(_STARTS_PROGRAM):
             break
-        if frame is None or not is_own_file(frame[1]):
+        if frame is None or not own_file(frame[1]):
             kept.append(line)
     return "\n".join(kept) if any(map(_FRAME.match, kept)) else stack
 
