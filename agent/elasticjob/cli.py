@@ -35,9 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments[:1] == ["store"]:
         import signal
 
-        from elasticjob._runtime.system.early_signals import remember
+        from elasticjob._runtime.system.early_signals import record_signals
 
-        early, _ = remember((signal.SIGTERM, signal.SIGINT))
+        early, _ = record_signals((signal.SIGTERM, signal.SIGINT))
         from elasticjob._runtime.store_pod.main import main as store
 
         return store(arguments[1:], early)

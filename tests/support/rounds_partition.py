@@ -2,7 +2,7 @@
 
 The product decides which of them may write (`write_permission`); the model says which nodes reach which others. The
 kubelets of a group report to the API server, as far as an invariant relies on them. A node that must freeze is frozen
-before a store loses it: `KeepAlive.trust` sees to that.
+before a store loses it: `KeepAlive.trusted_seconds` sees to that.
 """
 
 from __future__ import annotations

@@ -19,10 +19,10 @@ def test_an_answer_counts_for_less_than_the_peer_may_take_to_close_the_link(
 ) -> None:
     """The peer's own last answer is an interval old at most when the network parts."""
     keep_alive = KeepAlive(interval, attempts)
-    assert (keep_alive.timeout, keep_alive.trust) == (timeout, trust)
+    assert (keep_alive.timeout, keep_alive.trusted_seconds) == (timeout, trust)
     seconds = max(1, interval)
-    assert seconds < keep_alive.trust - keep_alive.repair_time, "an answer to a probe is as old"
-    assert keep_alive.trust < timeout - seconds
+    assert seconds < keep_alive.trusted_seconds - keep_alive.resend_window, "an answer to a probe is as old"
+    assert keep_alive.trusted_seconds < timeout - seconds
     with socket.socket() as sock:
         keep_alive.apply(sock)
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 1000 * timeout

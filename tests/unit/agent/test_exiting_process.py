@@ -118,7 +118,7 @@ CASES: dict[str, tuple[Callable[[Node], object], str]] = {
     "a port that the kernel chose": (lambda node: node.listens(40000), ""),
     "another process's port": (lambda node: node.listens(8000, inode=501), ""),
     "a connection to a fixed port": (lambda node: node.listens(8000, state="01"), ""),
-    "a machine with no room": (lambda node: node.memory(available=3), "the machine has 3.0 GiB of memory left"),
+    "a node with no room": (lambda node: node.memory(available=3), "the node has 3.0 GiB of memory left"),
     "huge pages": (lambda node: node.memory(available=20, huge_pages=8), "huge pages are in use"),
     "shared memory": (use_shared_memory, "more than half of /dev/shm is in use"),
     "a container with room": (lambda node: node.version_2(str(9 * GIB), 4, 4), ""),

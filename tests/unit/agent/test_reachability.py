@@ -27,7 +27,7 @@ KEY = b"k" * 32
 
 class ShortTrust(KeepAlive):
     @property
-    def trust(self) -> float:
+    def trusted_seconds(self) -> float:
         return 0.05
 
 

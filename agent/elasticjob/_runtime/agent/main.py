@@ -10,31 +10,31 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 
-from elasticjob._runtime.system.early_signals import catch, remember
+from elasticjob._runtime.system.early_signals import install_handler, record_signals
 
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 """torchrun's default; it covers the usual STOPSIGNAL of images. TORCHELASTIC_SIGNALS_TO_HANDLE overrides it."""
-_NOT_CAUGHT = (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD)
+_UNHANDLED = (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD)
 
 
 def main(command: Sequence[str]) -> int:
     """Run one agent with the user's command; end the process with its exit code, or return that of an error."""
-    return _run(command, *remember(signals(os.environ)))
+    return _run(command, *record_signals(signals(os.environ)))
 
 
-def _catch_instead(handled: Sequence[signal.Signals], names: str) -> list[signal.Signals]:
+def _replace_handled(handled: Sequence[signal.Signals], names: str) -> list[signal.Signals]:
     """Handle the signals in torchrun's --signals-to-handle instead of `handled`, with the same handler."""
     wanted = signals({"TORCHELASTIC_SIGNALS_TO_HANDLE": names})
     handler = signal.getsignal(handled[0]) if handled else signal.SIG_DFL
     for number in set(handled) - set(wanted):
         signal.signal(number, signal.SIG_DFL)
-    return catch(wanted, handler) if callable(handler) else list(wanted)
+    return install_handler(wanted, handler) if callable(handler) else list(wanted)
 
 
 def signals(env: Mapping[str, str]) -> list[signal.Signals]:
     """Return the signals on which an agent leaves. The agent sends its workers the same signal."""
     names = [name.strip() for name in env.get("TORCHELASTIC_SIGNALS_TO_HANDLE", SIGNALS).split(",")]  # as torch does
-    return [number for number in signal.Signals if number.name in names and number not in _NOT_CAUGHT]
+    return [number for number in signal.Signals if number.name in names and number not in _UNHANDLED]
 
 
 def _run(command: Sequence[str], early: Sequence[str], handled: Sequence[signal.Signals]) -> int:
@@ -54,7 +54,7 @@ def _run(command: Sequence[str], early: Sequence[str], handled: Sequence[signal.
         options = read_options(os.environ, command)
         config = read_config(os.environ, options)
         if names := options.get("signals-to-handle"):
-            handled = _catch_instead(handled, names)
+            handled = _replace_handled(handled, names)
         parse = parse_own_agent_command if config.backend is Backend.C10D else parse_command
         agent = Agent(config, parse(command, torchrun_interpreter(command[0]), os.environ), early, handled)
     except (UsageError, CommandError) as error:
@@ -64,7 +64,7 @@ def _run(command: Sequence[str], early: Sequence[str], handled: Sequence[signal.
         traceback.print_exc()
         return _refuse(f"{type(error).__name__}: {error}")
     try:
-        # Not by Python's finalization: workers of other nodes on this machine may form their next round now.
+        # Python's finalization would use processors that other workers on this Node may need for their next round now.
         end_without_destructors(run_without_joining(agent.run()))
     except Exception as error:
         # Python's own exit code would be 1, which is the code of a failed job.

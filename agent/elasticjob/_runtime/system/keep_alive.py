@@ -7,8 +7,8 @@ import struct
 from dataclasses import dataclass
 
 _TCP_INFO = struct.Struct("=3xB20xI24x2I")
-"""Of Linux's `struct tcp_info`: tcpi_probes, tcpi_unacked, tcpi_last_data_recv and tcpi_last_ack_recv; the times are
-in milliseconds."""
+"""The fields tcpi_probes, tcpi_unacked, tcpi_last_data_recv and tcpi_last_ack_recv of Linux's `struct tcp_info`. The
+two times are in milliseconds."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,8 @@ class KeepAlive:
     interval: float = 1.0
     """Seconds between probes, rounded to whole seconds, at least 1."""
     max_attempts: int = 3
-    """Fewer than 3 count as 3: `trust` has to be longer than one interval."""
+    """Probes without an answer after which the kernel closes the connection. Fewer than 3 count as 3, because
+    `trusted_seconds` must be longer than one interval."""
 
     @property
     def timeout(self) -> int:
@@ -26,20 +27,22 @@ class KeepAlive:
         return self._seconds * self._attempts
 
     @property
-    def trust(self) -> float:
-        """Seconds after the peer's last answer in which this side may assume that the peer has not closed the link.
+    def trusted_seconds(self) -> float:
+        """Seconds after the peer's last answer for which this side may assume that the peer still holds the link.
 
-        Each side sends a probe once an interval. When the network parts, the peer's last answer is one interval old at
-        most, so it closes the link no earlier than `timeout` less an interval from then on. This side's last answer may
-        be that recent. A quarter of an interval is left for what this side does then.
+        Each side sends a probe once an interval. Suppose that the network parts now. The peer may have had its last
+        answer up to one interval ago, so it may close the link as early as `timeout` minus one interval from now. This
+        side may have had its last answer just now, and must stop relying on the peer before the peer closes the link.
+        A quarter of an interval is left for what this side does then.
         """
         return self.timeout - 1.25 * self._seconds
 
     @property
-    def repair_time(self) -> float:
-        """The last seconds of `trust`, in which this side sends data to a peer that has not answered.
+    def resend_window(self) -> float:
+        """Seconds before the end of `trusted_seconds` at which this side sends data to a peer that has not answered.
 
-        The answer to a probe is never so late, unless a packet was lost. TCP repeats data within some 0.2 s.
+        The answer to a probe is only that late if a packet was lost. The kernel sends the next probe one interval
+        later, but it repeats lost data within about 0.2 s: a single lost probe must not look like a lost peer.
         """
         return 0.5 * self._seconds
 
@@ -65,8 +68,9 @@ class KeepAlive:
 def seconds_since_answer(sock: socket.socket) -> float:
     """Return the seconds since the peer's kernel last acknowledged data or a probe.
 
-    Data that it sends counts as well, unless it owes an acknowledgement: it may not hear from this side then. While
-    data arrives, this side sends no probes. OSError: the socket is closed.
+    Incoming data also proves that the peer is alive, and while it arrives the kernel sends no probes. It does not prove
+    that the peer receives what we send, so it does not count while the peer owes us an acknowledgement. OSError: the
+    socket is closed.
     """
     data = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
     probes, unacknowledged, since_data, since_acknowledgement = _TCP_INFO.unpack(data)

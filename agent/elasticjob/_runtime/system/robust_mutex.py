@@ -1,8 +1,10 @@
-"""Robust mutexes in shared memory: the kernel releases that of a process which exits before it frees its memory.
+"""Robust mutexes in shared memory, which show early that a process has died.
 
-It closes the files of the process, and reports its end, only after that, 0.1 s a gigabyte later. The owner locks its
-mutex by its own C library. A process that waits needs only the lock word, whose format is the kernel's (futex(2),
-set_robust_list(2)): its C library may be another one.
+When a process dies, the kernel releases its robust mutexes first. It frees the memory after that (0.1 s per gigabyte),
+and only then closes the files of the process and reports its end. So a released mutex is an early notice of a death.
+
+The owner locks its mutex with its own C library. A process that waits for the mutex reads only the lock word, whose
+format is defined by the kernel (futex(2), set_robust_list(2)), so it may use another C library.
 """
 
 from __future__ import annotations
@@ -25,31 +27,32 @@ _SIZE = 1 << 20
 _SHARED = _ROBUST = 1
 """PTHREAD_PROCESS_SHARED, PTHREAD_MUTEX_ROBUST."""
 _WAITERS, _OWNER_DIED, _OWNER = 1 << 31, 1 << 30, (1 << 30) - 1
-"""Bits of a lock word: whether the kernel wakes a waiter, whether the owner has exited, and the owner's thread id."""
+"""Bits of a lock word: the kernel must wake a waiter; the owner has exited; the thread id of the owner."""
 _WORDS = 2
-"""Words at the start of a mutex of which one is the lock word: glibc's first, musl's second."""
+"""The lock word is one of the first two words of a mutex: in glibc the first, in musl the second."""
 _FUTEX_WAIT = 0
 _FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}
 """Number of the system call."""
 _WAIT_AGAIN = (errno.EAGAIN, errno.EINTR)
-"""The word had changed before the wait began; a signal came."""
+"""The word had changed before the wait began; or a signal arrived."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class MutexMemory:
-    """Numbered mutexes. Processes that map the same file have the same mutexes, and so have those that they fork."""
+    """Numbered mutexes. All processes that map the same file share them, and so do the processes that they fork."""
 
     def __init__(self, descriptor: int) -> None:
         self._memory = mmap.mmap(descriptor, _SIZE)
         self._all_words = memoryview(self._memory).cast("I")
         self._last = ctypes.c_uint32.from_buffer(self._memory)
-        """In the memory itself: a child that goes on to fork in the place of its parent does not know the parent's."""
+        """The number that was reserved last. It is in the shared memory because a child may take over from its parent,
+        and must not use the same numbers again."""
 
     def reserve(self, count: int) -> list[int | None]:
-        """Return the numbers of `count` mutexes that no process holds; None in place of those that are missing.
+        """Return the numbers of `count` mutexes that no process holds, with None for each that is missing.
 
         Only one process may call this at a time, and the processes that get the numbers must have called `try_hold`
-        before the next call. A number is used again once its process has ended, as late as possible.
+        before the next call. The number of a process that has ended is used again as late as possible.
         """
         mutexes = _SIZE // _MUTEX_SIZE - 1
         found: list[int] = []
@@ -64,7 +67,7 @@ class MutexMemory:
         return [*found, *[None] * (count - len(found))]
 
     def _is_held(self, number: int) -> bool:
-        """Return whether a process holds a mutex since `try_hold`."""
+        """Return whether a process that called `try_hold` still holds the mutex."""
         first = number * _MUTEX_SIZE // 4
         words = self._all_words[first : first + _WORDS]
         return any(word & _WAITERS and not word & _OWNER_DIED and word & _OWNER for word in words)
@@ -91,9 +94,9 @@ class MutexMemory:
                 word.value |= _WAITERS  # no other process changes the word while its owner runs
 
     def wait(self, number: int, pid: int) -> bool:
-        """Block until the process `pid` releases a mutex; return False if that cannot be awaited.
+        """Block until the process `pid` releases a mutex; return False if it is not possible to wait for that.
 
-        Another process may hold it by then.
+        When this returns, another process may hold the mutex already.
         """
         futex = _FUTEX.get(os.uname().machine) if sys.maxsize > 1 << 32 else None
         locked = (
@@ -120,12 +123,12 @@ class HeldMutex(NamedTuple):
     number: int
 
     def wait(self, pid: int) -> bool:
-        """Block until the process `pid` releases it; return False if that cannot be awaited."""
+        """Block until the process `pid` releases it; return False if it is not possible to wait for that."""
         return self.memory.wait(self.number, pid)
 
 
 def mutex_memory() -> int | None:
-    """Return the descriptor of a new file for `MutexMemory`; None if there can be none."""
+    """Return the descriptor of a new file for `MutexMemory`; None if it cannot be created."""
     try:
         return fixed_memory_file("elasticjob-mutexes", _SIZE)
     except OSError:
@@ -133,7 +136,7 @@ def mutex_memory() -> int | None:
 
 
 def open_mutex_memory(descriptor: int | None) -> MutexMemory | None:
-    """Map the memory in a file, which this closes; None if there is no file, or no room for it."""
+    """Map the memory in a file and close the file. Return None if there is no file, or if it cannot be mapped."""
     if descriptor is None:
         return None
     try:

@@ -1,7 +1,7 @@
 """What an exiting process still holds (Linux).
 
 The kernel closes the files of an exiting process after it has freed its memory. Until then its devices are in use, and
-another process can neither listen on its ports nor take its locks.
+another process can neither listen on its ports nor take its locks. A new worker that starts earlier may fail.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ _LISTENS = "0A"
 
 
 def may_still_write(pid: int, root: Path = Path("/")) -> bool:
-    """Return whether data of an exiting process may reach other machines only when the kernel closes its files."""
+    """Return whether an exiting process has files open on a file system that other nodes may have mounted too.
+
+    Their data may reach the other nodes only when the kernel closes the files.
+    """
     try:
         shared = _shared_mounts(root / "proc/self/mountinfo")
     except OSError:
@@ -43,10 +46,13 @@ def may_still_write(pid: int, root: Path = Path("/")) -> bool:
 
 
 def reason_to_wait(pid: int, root: Path = Path("/")) -> str:
-    """Return what a new worker may need of an exiting process, so that it must not start yet; empty: nothing."""
+    """Return why a new worker must wait for this exiting process; empty if it need not.
+
+    The process may hold a device, a port, a lock, or memory that the new worker needs.
+    """
     thread, files = _thread_with_files(root / "proc" / str(pid))
     if not files:
-        return _UNKNOWN  # as those of an exiting process are for every user but root; or they are closed already
+        return _UNKNOWN  # only root may read the files of an exiting process; or they are closed already
     try:
         reason = _device(files) or _lock(pid, thread, files, root / "proc/locks") or _fixed_port(files, root / "proc")
     except OSError as error:
@@ -56,15 +62,15 @@ def reason_to_wait(pid: int, root: Path = Path("/")) -> str:
 
 
 def _shared_mounts(mountinfo: Path) -> frozenset[str]:
-    """Return the ids of the mounted file systems that other machines may have mounted too."""
+    """Return the ids of the mounted file systems that other nodes may have mounted too."""
     mounts = [line.partition(" - ") for line in mountinfo.read_text(errors="replace").splitlines()]
     return frozenset(mount.split()[0] for mount, _, system in mounts if system.split()[0] not in _LOCAL_FILE_SYSTEMS)
 
 
 def _thread_with_files(process: Path) -> tuple[Path, Mapping[str, str]]:
-    """Return the folder of a thread that has the process's files open, and these by number.
+    """Return the folder of a thread that still has the process's files open, and these files by number.
 
-    The first threads of a process to end have none any more.
+    The threads of a process end one by one, and a thread that has ended shows no files.
     """
     with suppress(OSError):
         for thread in (process / "task").iterdir():
@@ -87,9 +93,10 @@ def _device(files: Mapping[str, str]) -> str:
 
 
 def _lock(pid: int, thread: Path, files: Mapping[str, str], locks: Path) -> str:
-    """Return a reason if the process has locked a file. `locks`: a file of kernels that show locks.
+    """Return a reason if the process has locked a file. `locks`: the file /proc/locks, which not every kernel has.
 
-    It has all locks of the machine, but the kernel takes 15 ms (an RCU grace period) before it shows them.
+    /proc/locks lists all locks of the node, but reading it takes 15 ms (an RCU grace period). So the locks are read
+    from the process's own files.
     """
     if not locks.exists():
         return "its locks are unknown"
@@ -99,7 +106,7 @@ def _lock(pid: int, thread: Path, files: Mapping[str, str], locks: Path) -> str:
 
 
 def _fixed_port(files: Mapping[str, str], proc: Path) -> str:
-    """Return a reason if the process listens on a port that the kernel does not assign by itself."""
+    """Return a reason if the process listens on a fixed port: one that the kernel does not hand out by itself."""
     own = {int(path[8:-1]) for path in files.values() if path.startswith("socket:[")}
     low, high = (int(word) for word in (proc / "sys/net/ipv4/ip_local_port_range").read_text().split())
     try:
@@ -111,7 +118,7 @@ def _fixed_port(files: Mapping[str, str], proc: Path) -> str:
 
 
 def _ports_in_tables(folder: Path) -> dict[int, int]:
-    """Return what `listening_ports` does, where the kernel has no such service."""
+    """Return the same as `listening_ports`, for kernels without that service."""
     found = {}
     for table in ("tcp", "tcp6"):
         with suppress(OSError):  # without IPv6

@@ -1,7 +1,7 @@
 """The TCP ports on which processes listen, by the inodes of their sockets (Linux, sock_diag(7)).
 
-/proc/net/tcp has them too. The kernel writes it by a walk over its table of all connections, which takes 10 ms of a
-processor and more; this takes 0.2 ms.
+/proc/net/tcp has them too, but the kernel walks through its table of all connections to write that file, which takes
+10 ms or more of a processor. This takes 0.2 ms.
 """
 
 from __future__ import annotations

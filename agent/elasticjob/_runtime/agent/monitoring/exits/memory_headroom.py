@@ -1,6 +1,6 @@
-"""Whether this node has memory for new workers while those that they replace still have theirs (Linux).
+"""Is there memory to start new workers before the memory of the old ones is freed? (Linux)
 
-What a worker that has ended used is not known any more. No worker used more than all programs of its container do.
+What the old worker used is no longer known, so the worst is assumed: everything that the programs of its container use.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _UNLIMITED = 1 << 62
 
 @dataclass(frozen=True)
 class _ControlGroup:
-    """The files of a version of cgroups where a container sees its own, and the names in its `memory.stat`."""
+    """Where a container sees its own control group in one version of cgroups, and the names in its `memory.stat`."""
 
     folder: str
     limit: str
@@ -38,12 +38,12 @@ _VERSIONS = (
 
 
 def memory_shortage(root: Path = Path("/")) -> str:
-    """Return why there may be no room for a second time what the programs here use; empty if there is."""
+    """Return why the memory that is left may be less than what the programs here use; empty if it is enough."""
     try:
-        machine = {name: 1024 * value for name, value in _lines(root / "proc/meminfo").items()}
-        if machine["HugePages_Total:"] > machine["HugePages_Free:"]:
+        node = {name: 1024 * value for name, value in _lines(root / "proc/meminfo").items()}
+        if node["HugePages_Total:"] > node["HugePages_Free:"]:
             return "huge pages are in use"
-        used = machine["AnonPages:"] + machine["Shmem:"]
+        used = node["AnonPages:"] + node["Shmem:"]
         for version in _VERSIONS:
             folder = root / version.folder
             if not (folder / version.limit).exists():
@@ -56,8 +56,8 @@ def memory_shortage(root: Path = Path("/")) -> str:
                 if int(limit) - working_set < here:
                     return f"its memory and that of a new worker may exceed the container's limit ({_size(int(limit))})"
             used = min(used, here)
-        if machine["MemAvailable:"] < used:
-            return f"the machine has {_size(machine['MemAvailable:'])} of memory left"
+        if node["MemAvailable:"] < used:
+            return f"the node has {_size(node['MemAvailable:'])} of memory left"
         shared = os.statvfs(root / "dev/shm")
         if shared.f_bavail < shared.f_blocks - shared.f_bfree:
             return "more than half of /dev/shm is in use"

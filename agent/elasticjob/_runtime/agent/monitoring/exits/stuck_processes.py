@@ -1,8 +1,8 @@
 """When processes that survive SIGKILL count as stuck in the kernel (pure); and what /proc says about them (Linux).
 
 A killed process ends once the kernel has freed what it holds. With hundreds of gigabytes, pinned host memory and GPUs
-this takes minutes on a healthy machine. A thread is stuck if it stays in an uninterruptible sleep and uses no processor
-time; every other thread is at work.
+this takes minutes on a healthy node. A thread counts as stuck if it stays in an uninterruptible sleep and uses no
+processor time. All other threads are at work.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import TypeAlias
 from elasticjob._runtime.agent.processes import open_files
 
 KILL_TIMEOUT = 10.0
-"""Seconds after SIGKILL in which a process that holds little ends, also on a busy machine."""
+"""Seconds after SIGKILL in which a process that holds little ends, also on a busy node."""
 RESIDENT_BYTES_PER_SECOND = 1 << 30
-"""A kernel freed 7 to 13 GiB of 4 KiB pages in a second on one thread of a busy machine; this leaves room."""
+"""A kernel freed 7 to 13 GiB of 4 KiB pages in a second on one thread of a busy node; this leaves room."""
 PINNED_BYTES_PER_SECOND = 256 << 20
 """Locked and registered pages are unpinned one by one, under locks that all ranks of a node share. An estimate with
 room, not measured."""
@@ -27,11 +27,11 @@ SECONDS_PER_GPU = 15.0
 """A driver tears down contexts, peer mappings and host memory that it has pinned itself (/proc does not count it), GPU
 by GPU: an estimate with room, not measured."""
 LONGEST_KILL = 600.0
-"""Seconds after which the agent waits no longer, whatever the processes hold: the pod must not stay for ever."""
+"""The agent waits at most this many seconds, whatever the processes hold: the pod must not stay for ever."""
 LOOK_INTERVAL = 1.0
-"""Seconds between two looks at processes that are overdue."""
+"""Seconds between two polls of processes that are overdue."""
 BLOCKED_LOOKS = 5
-"""Looks in a row in which the same thread must sleep without having used the processor."""
+"""A thread is stuck if so many polls in a row find it asleep, and it has not used the processor between them."""
 
 BlockedThread: TypeAlias = tuple[int, int]
 """A thread in an uninterruptible sleep: (id, processor time in clock ticks)."""
@@ -61,24 +61,24 @@ def kill_timeout(held: HeldResources) -> float:
 
 @dataclass(frozen=True)
 class BlockedThreads:
-    """The threads that were blocked at each of the last `looks` looks."""
+    """The threads that were blocked in each of the last `polls` polls."""
 
     threads: frozenset[BlockedThread] = frozenset()
-    looks: int = 0
+    polls: int = 0
 
     def look(self, blocked: frozenset[BlockedThread]) -> BlockedThreads:
-        """Return the result of one more look, which found `blocked`."""
+        """Return the state after one more poll, which found the threads `blocked`."""
         still = self.threads & blocked
-        return BlockedThreads(still, self.looks + 1) if still else BlockedThreads(blocked, int(bool(blocked)))
+        return BlockedThreads(still, self.polls + 1) if still else BlockedThreads(blocked, int(bool(blocked)))
 
     @property
     def stuck(self) -> bool:
-        """Whether a thread has slept in all looks that it takes to call it stuck."""
-        return self.looks >= BLOCKED_LOOKS
+        """Whether a thread has slept through enough polls to count as stuck."""
+        return self.polls >= BLOCKED_LOOKS
 
 
 def held_resources(pids: Iterable[int], proc: Path = Path("/proc")) -> HeldResources:
-    """Return what the processes hold. What cannot be read, or has ended, counts as nothing."""
+    """Return what the processes hold together. A process that has ended, or cannot be read, counts as nothing."""
     resident = pinned = 0
     gpus: set[str] = set()
     for pid in pids:

@@ -17,13 +17,14 @@ from elasticjob._runtime.contract.shared_memory.untrusted_file import read_regul
 from elasticjob._runtime.diagnosis import classify, innermost_place
 
 LAST_LINES = 5
-"""Lines of standard error that are the message of a worker that died without an exception."""
+"""How many lines of standard error become the message of a worker that died without an exception."""
 LAST_LINES_WIDTH = 500
-"""Characters of these lines together."""
+"""Characters of all these lines together."""
 _MAX_ERROR_FILE = 16 << 20
-"""Bytes that are read of an error file: an exception's text may be a large object, and is in it twice."""
+"""Bytes that are read of an error file. The text of an exception may be the repr of a large object, and the file has it
+twice."""
 _MAX_NOTE = 256
-"""Bytes that are read of what a worker's fork notes beside it."""
+"""Bytes that are read of the notes that a forked worker writes next to its error file."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,11 @@ class WorkerExit:
     lines: Sequence[str] = ()
     """The last lines of standard error."""
     output: Sequence[str] = ()
-    """The last lines of standard output. They only help to classify a worker that wrote nothing to standard error."""
+    """The last lines of standard output. Used only to classify a worker that wrote nothing to standard error."""
     oom_killed: bool = False
-    """Whether the kernel's OOM killer has killed a process here that no other worker's end accounts for."""
+    """Whether the kernel's OOM killer has killed a process of this container that no other worker's end explains."""
     memory_limit: int | None = None
-    """Bytes that this container may use; 0 without a limit, None if that is unknown."""
+    """Memory limit of this container in bytes; 0: it has none; None: unknown."""
     place: str = ""
     """Where the exception was raised, such as `train.py, line 12`; empty if unknown."""
 
@@ -71,7 +72,7 @@ def failure_of(evidence: WorkerExit, pod: str) -> Failure:
         signal=name,
         exception=exception,
         message=message[:MAX_MESSAGE],
-        # A worker's text proves nothing: its driver may not be ready yet, or a line of its log quotes another machine.
+        # The text of a worker is no proof: its driver may not be ready yet, or its log quotes another node's message.
         suspected=kind is FailureClass.DEVICE_UNHEALTHY,
     )
 
@@ -96,7 +97,7 @@ def _out_of_memory(limit: int | None) -> str:
 
 
 def last_lines(lines: Sequence[str]) -> str:
-    """Return the last few lines that are not blank, whole ones, and at least the end of the last one."""
+    """Return the last few lines that are not blank. Only whole lines, except that a very long last line is cut."""
     found: list[str] = []
     left = LAST_LINES_WIDTH
     for line in reversed([line.rstrip() for line in lines if line.strip()][-LAST_LINES:]):
@@ -153,7 +154,7 @@ def script_succeeded(error_file: str, pid: int) -> bool:
 
 
 def left_at(error_file: str, pid: int) -> float | None:
-    """Return when this process recorded that its script had ended with success, Unix seconds; None if it did not."""
+    """Return when this process recorded that its script had succeeded, in Unix seconds; None if it recorded nothing."""
     try:
         recorded, _, seconds = read_regular_file(script_left_file(error_file), _MAX_NOTE).data.partition(b" ")
         return float(seconds) if recorded == str(pid).encode() else None
@@ -164,7 +165,8 @@ def left_at(error_file: str, pid: int) -> float | None:
 def reported_exception(code: int, last: tuple[str, str] | None) -> tuple[str, str] | None:
     """Return the `last` exception on standard error if it ended the worker, None otherwise.
 
-    A worker that ended by a signal may have handled that exception; Python itself ends by SIGINT for one exception.
+    A worker that was ended by a signal may have handled the exception before. There is one exception that Python itself
+    turns into a signal: after an unhandled KeyboardInterrupt it ends by SIGINT.
     """
     if code > 0 or (code == -signal.SIGINT and last is not None and last[0] == "KeyboardInterrupt"):
         return last
@@ -190,7 +192,8 @@ OOM_FILES = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_c
 class OomCounter:
     """Counts OOM kills in this container, and assigns each to one worker's end.
 
-    cgroup v1 kills one process. v2 may kill the whole container, agent included: the pod's status has OOMKilled then.
+    cgroup v1 kills one process. cgroup v2 may kill the whole container with its agent: then only the pod's status says
+    OOMKilled.
     """
 
     def __init__(self, files: Sequence[str] = OOM_FILES) -> None:

@@ -1,9 +1,9 @@
 """Detect that this node is cut off: neither the coordinator nor more than half of its round's nodes answer.
 
-Every node of a round keeps one idle link to the round's store, on the node of group rank 0. That node counts the links
-and, once it is cut off, ends them and accepts no other, so that the nodes at their far ends find themselves cut off as
-well. The kernels at both ends of a link exchange keep-alive probes. If only the coordinator is unreachable the nodes
-continue to train: the store may be down. `machine.write_permission` has the decisions.
+Every node of a round keeps one idle link to the round's store, on the node of group rank 0. That node counts the links.
+Once it is cut off itself, it ends them and accepts no new ones, so that the nodes at the other ends find that they are
+cut off too. The kernels at both ends of a link exchange keep-alive probes. If only the coordinator is unreachable, the
+nodes continue to train, because the store may be down. `state_machine.write_permission` decides.
 """
 
 from __future__ import annotations
@@ -24,28 +24,29 @@ from elasticjob._runtime.system.loop_errors import background_task
 BACKOFF = 1.0
 """Seconds between attempts to connect to the round's store."""
 TRUST_AFTER_CLOSE = 1.0
-"""Seconds for which a coordinator that closes its link still counts. Its successor waits as long for this node
+"""Seconds for which a coordinator still counts after it has closed its link. Its successor waits as long for this node
 (`rendezvous.state.TAKEOVER_TIMEOUT`)."""
 ANSWER_INTERVAL = 0.05
-"""Seconds from one look at the age of the coordinator's last answer to the next, while this node is cut off."""
+"""Seconds between two polls of the age of the coordinator's last answer, while this node is cut off."""
 LOSSES_TOGETHER = 0.05
-"""Seconds within which group rank 0 looks at its links, if it must and some are lost: a look at 4095 takes 13 ms."""
+"""Seconds within which group rank 0 checks its links once some are lost. Checking 4095 links takes 13 ms, so losses
+within this time are handled together."""
 LINK_DELAY = 0.2
 LINK_SPACING = 0.001
-"""Seconds from the start of a round to the first of these attempts, and more for each group rank: workers form their
-process group at that time, over the same store, which serves them before the link (`StoreServer.expect_agents`). At
-most half of the time for which an answer counts: after all of it, a node without its link counts as cut off."""
+"""Seconds from the start of a round to the first attempt to connect, and the additional seconds for each group rank.
+Workers form their process group at that time over the same store, which serves them first (`StoreServer.expect_agents`).
+The delay is at most half of the time for which an answer counts: a node that has no link by then counts as cut off."""
 
 
 class ReachabilityMonitor:
     """Calls `cut_off` when this node has had no permission to write since the last answers of the others.
 
-    The coordinator must say then whether the round goes on. It does for a node that connects anew; `greet_again` is
-    called when it answers over the link that the node still has.
+    The workers are then frozen until the coordinator says whether the round continues. It says so to every node that
+    connects. If the old link is still up when the coordinator answers again, `greet_again` is called instead.
 
-    `KeepAlive.trust` says for how long an answer counts: others must not begin a round before this node is frozen. What
-    keep-alive itself detects is too late for that. It may detect the loss of this side's link after the coordinator has
-    detected the same loss, and far later if data was sent meanwhile.
+    `KeepAlive.trusted_seconds` is how long an answer counts. This node must be frozen before the others begin a round
+    without it, and keep-alive itself reports too late for that: this side may notice the loss of a link after the
+    coordinator has noticed it, and much later if data was sent in the meantime.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class ReachabilityMonitor:
         self._coordinator: ControlLink | None = None
         """The link to the coordinator, while there is one."""
         self._coordinator_until = -math.inf
-        """Until when this node trusts in the coordinator, by the last answer that it has looked at; loop time."""
+        """Until when this node trusts the coordinator, according to the last answer that was checked; loop time."""
         self._first_node: ControlLink | None = None
         """The link of this node to the round's store, while there is one and it is on another node."""
         self._links: dict[tuple[RoundId, int], ControlLink] = {}
@@ -75,7 +76,7 @@ class ReachabilityMonitor:
         self._ended = RoundId(0, 0, 0)
         """The last round that ended while there was a coordinator."""
         self._start_until = -math.inf
-        """Until when links to other nodes may take to come up; loop time."""
+        """Until when links to other nodes may still be missing, because the round has just begun; loop time."""
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -84,13 +85,13 @@ class ReachabilityMonitor:
         return LinkGate(Welcome(self._run_id, 0, 0), {LinkRole.NODE: self._key}, self._serve, self._keep_alive)
 
     def coordinator_link_changed(self, link: ControlLink | None) -> None:
-        """Note that the link to the coordinator is up; None: it is lost."""
+        """Handle a new link to the coordinator, or the loss of the link (None)."""
         lost, self._coordinator = self._coordinator, link
         if link is not None:
             self._is_cut_off = False
         elif lost is not None and not lost.lost_by_keep_alive:
-            # The kernel of a coordinator that has closed the link is the last that answered.
-            self._coordinator_until = self._now() + min(self._keep_alive.trust, TRUST_AFTER_CLOSE)
+            # The coordinator has closed the link, so its kernel has answered just now.
+            self._coordinator_until = self._now() + min(self._keep_alive.trusted_seconds, TRUST_AFTER_CLOSE)
         self._check_within()
 
     def begin_round(self, start: StartRound) -> None:
@@ -98,7 +99,7 @@ class ReachabilityMonitor:
         self.end_round()
         self._round = start
         self._end_links(lambda round_id: round_id < start.round)
-        self._start_until = self._now() + self._keep_alive.trust
+        self._start_until = self._now() + self._keep_alive.trusted_seconds
         if start.group_rank > 0:
             self._task = background_task(self._keep_link(start))
         self._check_within()
@@ -106,7 +107,8 @@ class ReachabilityMonitor:
     def end_round(self) -> None:
         """Stop monitoring the round: it has ended or is about to.
 
-        The other nodes cannot count on this one any more, unless it has no coordinator that could begin another round.
+        The links of other nodes to this one are ended too, so that they do not count on it any more. They stay if this
+        node has no coordinator, because no other round can begin then.
         """
         if self._round is not None and self._coordinator is not None:
             self._ended = self._round.round
@@ -122,7 +124,7 @@ class ReachabilityMonitor:
 
     async def _keep_link(self, start: StartRound) -> None:
         """Keep a link to the store on group rank 0."""
-        await asyncio.sleep(min(LINK_DELAY + start.group_rank * LINK_SPACING, self._keep_alive.trust / 2))
+        await asyncio.sleep(min(LINK_DELAY + start.group_rank * LINK_SPACING, self._keep_alive.trusted_seconds / 2))
         while True:
             with contextlib.suppress(OSError, LinkError):
                 link = await connect(
@@ -158,7 +160,7 @@ class ReachabilityMonitor:
         try:
             await self._until_closed(link)
         finally:
-            # The node may have a newer link already.
+            # The other node may have connected again already.
             if self._links.get(key) is link:
                 del self._links[key]
                 self._check_within(LOSSES_TOGETHER)
@@ -169,12 +171,12 @@ class ReachabilityMonitor:
         return asyncio.get_running_loop().time()
 
     def _trusted_until(self, link: ControlLink) -> float:
-        return self._now() - link.seconds_since_answer() + self._keep_alive.trust
+        return self._now() - link.seconds_since_answer() + self._keep_alive.trusted_seconds
 
     def _coordinator_end(self) -> float:
-        """Return until when this node trusts in the coordinator; loop time."""
+        """Return until when this node trusts the coordinator; loop time."""
         if self._coordinator is not None:
-            # A link that closes in this moment has no age; its last answer counts.
+            # A link that is closing at this moment has no age. The time of its last answer counts.
             self._coordinator_until = max(self._coordinator_until, self._trusted_until(self._coordinator))
         return self._coordinator_until
 
@@ -184,7 +186,7 @@ class ReachabilityMonitor:
         return links if self._first_node is None else {**links, 0: self._first_node}
 
     def _check_within(self, seconds: float = 0.0) -> None:
-        """Check in so many seconds, or earlier: once, however many links are lost until then."""
+        """Check within so many seconds, only once for all the links that are lost until then."""
         at = self._now() + seconds
         if self._round is not None and not self._is_cut_off and (self._timer is None or self._timer.when() > at):
             self._set_timer(at)
@@ -195,7 +197,10 @@ class ReachabilityMonitor:
         self._timer = None if at is None else asyncio.get_running_loop().call_at(at, self._check)
 
     def _check(self) -> None:
-        """Give up, or check again when the permission of this node might end. Looks at other nodes only if it must."""
+        """Give up, or check again when this node's permission to write may end.
+
+        The links to other nodes are checked only if the coordinator's last answer is too old.
+        """
         start, now, at = self._round, self._now(), self._coordinator_end()
         if start is None:
             return
@@ -206,20 +211,20 @@ class ReachabilityMonitor:
             if end <= now:
                 self._give_up(start)
                 return
-            at = end - self._keep_alive.repair_time
+            at = end - self._keep_alive.resend_window
             if at <= now:
                 at = end
-                silent = now + self._keep_alive.repair_time
+                silent = now + self._keep_alive.resend_window
                 self._ask(start, [link for rank, link in links.items() if ends[rank] <= silent])
         self._set_timer(at if at < math.inf else None)
 
     def _ask(self, start: StartRound, links: list[ControlLink]) -> None:
-        """Send data over links that had no answer: TCP repeats it soon, and a lost probe only with the next one."""
+        """Send data over links without an answer. TCP repeats lost data soon; the next probe comes an interval later."""
         for link in links:
             link.send(MemberLink(start.round, start.group_rank))
 
     def _give_up(self, start: StartRound) -> None:
-        """End the links of the other nodes, which then cannot count on this one, and report that it is cut off."""
+        """Report that this node is cut off, and end the links of the other nodes: they must not count on it any more."""
         self._set_timer(None)
         self._is_cut_off = True
         self._end_links(lambda round_id: round_id == start.round)
@@ -236,7 +241,7 @@ class ReachabilityMonitor:
         """Greet the coordinator once it answers again, unless keep-alive ends the link first."""
         if self._coordinator is None or not self._is_cut_off:
             return
-        if self._coordinator.seconds_since_answer() < self._keep_alive.trust:
+        if self._coordinator.seconds_since_answer() < self._keep_alive.trusted_seconds:
             self._is_cut_off = False
             self._check_within()
             self._greet_again()
