@@ -134,7 +134,7 @@ target, command = sys.argv[1], sys.argv[2:]
 round_id = RoundId(1, 0, 1)
 start = messages.StartRound(round_id, 0, 1, 0, 1, 0, 1, "127.0.0.1", 1, 0, 3)
 arguments = {
-    "Send": (messages.WorkersStarted(round_id),), "LaunchWorkers": (start,), "StartAhead": (start,),
+    "Send": (messages.WorkersStarted(round_id),), "LaunchWorkers": (start,), "PrestartWorkers": (start,),
     "HoldWorkers": (round_id,), "StopWorkersAt": (round_id, 3), "StopWorkers": (0.0,), "DumpStacks": (round_id,),
     "AdmitWorkers": (start,), "LeaveCollectives": (),
     "CheckHealth": (), "FreezeWorkers": (True,), "StartLeaveTimer": (1.0,), "SetMachineEnd": (None,), "Log": ("",),
@@ -152,7 +152,7 @@ def decide_to_fail(state, event):
 def fail(self, wanted):
     if wanted is effect and target == "FreezeWorkers":
         carry_out(self, wanted)
-    elif wanted is effect and target in ("LaunchWorkers", "StartAhead"):
+    elif wanted is effect and target in ("LaunchWorkers", "PrestartWorkers"):
         self._workers.expect_start()
     if wanted is effect:
         raise ConnectionResetError("this effect fails")  # an error that callers expect of connections

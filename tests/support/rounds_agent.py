@@ -18,9 +18,9 @@ from elasticjob._runtime.agent.state_machine.effects import (
     HoldWorkers,
     LaunchWorkers,
     LeaveCollectives,
+    PrestartWorkers,
     Send,
     SetMachineEnd,
-    StartAhead,
     StartLeaveTimer,
     StopWorkers,
     StopWorkersAt,
@@ -217,7 +217,7 @@ def _carry_out(a: Agent, effect: Effect, now: float) -> Agent:
         case LaunchWorkers():
             step = FIRST_STEP + a.index % 2
             return replace(a, launching=True, exited=0, lost=0, stops_at=None, held_until=None, step=step)
-        case StartAhead():
+        case PrestartWorkers():
             return replace(a, starting_ahead=True)
         case HoldWorkers():
             return replace(a, holding=True)
@@ -278,7 +278,7 @@ def work(
         a = replace(a, killing=False, workers_frozen=False)
         return dispatch(a, events.AllWorkersStopped(1, parked=parked, new_processes=new), now)
     if a.starting_ahead:
-        return dispatch(replace(a, starting_ahead=False), events.StartedAhead(), now)
+        return dispatch(replace(a, starting_ahead=False), events.WorkersPrestarted(), now)
     assert a.start is not None
     round_id = a.start.round
     if a.launching:

@@ -18,9 +18,9 @@ from elasticjob._runtime.agent.state_machine.effects import (
     LaunchWorkers,
     LeaveCollectives,
     Log,
+    PrestartWorkers,
     Send,
     SetMachineEnd,
-    StartAhead,
     StartLeaveTimer,
     StopWorkers,
     StopWorkersAt,
@@ -40,12 +40,12 @@ from elasticjob._runtime.agent.state_machine.events import (
     Received,
     SignalReceived,
     StackReport,
-    StartedAhead,
     StateLost,
     StoreUnreachable,
     WorkerEnded,
     WorkersHeld,
     WorkersLaunched,
+    WorkersPrestarted,
 )
 from elasticjob._runtime.agent.state_machine.leaving import FINISH_TIMEOUT, LAST_STEP_TIMEOUT
 from elasticjob._runtime.agent.state_machine.state import (
@@ -780,11 +780,11 @@ def test_the_last_round_of_parked_processes_is_announced_as_stopped() -> None:
 
 PROVISIONAL = replace(START, round=BEFORE_ROUNDS, group_rank=2, rank=4, master_addr="", master_port=0)
 WAIT = Received(Standby("a round runs without this node", provisional=PROVISIONAL))
-AHEAD = StartAhead(PROVISIONAL)
+AHEAD = PrestartWorkers(PROVISIONAL)
 
 
 def test_a_node_that_joins_reports_itself_ready_once_its_script_waits_at_the_function() -> None:
-    state, effects = play(WAIT, LauncherReady("bash"), WAIT, StartedAhead(), Received(START))
+    state, effects = play(WAIT, LauncherReady("bash"), WAIT, WorkersPrestarted(), Received(START))
     assert effects == [[], [AHEAD], [], [Send(Ready("bash"))], [LaunchWorkers(START)]]
     early = play(WAIT, LauncherReady())[0]
     assert [greeting(s)[0] for s in (early, state)] == [
@@ -794,18 +794,18 @@ def test_a_node_that_joins_reports_itself_ready_once_its_script_waits_at_the_fun
 
 
 def test_a_spare_starts_its_script_when_it_learns_that_the_function_can_be_called_again() -> None:
-    assert play(LauncherReady(), Received(Standby("full")), WAIT, WAIT, StartedAhead(), WAIT)[1] == [
+    assert play(LauncherReady(), Received(Standby("full")), WAIT, WAIT, WorkersPrestarted(), WAIT)[1] == [
         [Send(Ready())], [], [AHEAD], [], [Send(Ready())], [],
     ]  # fmt: skip
 
 
 def test_a_round_waits_for_a_script_that_was_started_ahead() -> None:
-    state, effects = play(WAIT, LauncherReady(), LauncherReady("it ended"), Received(START), StartedAhead())
+    state, effects = play(WAIT, LauncherReady(), LauncherReady("it ended"), Received(START), WorkersPrestarted())
     assert effects[2:] == [[], [], [Send(Ready("it ended")), LaunchWorkers(START)]]
     # The round ends meanwhile.
     state, effects = play(WAIT, LauncherReady(), Received(START), Received(END), AllWorkersStopped(1001, parked=True))
     assert effects[3:] == [[StopWorkers(0.5)], [Send(WorkersStopped(R1, 1001))]]
-    assert play(StartedAhead(), Received(AGAIN), state=state)[1] == [[Send(Ready())], [LaunchWorkers(AGAIN)]]
+    assert play(WorkersPrestarted(), Received(AGAIN), state=state)[1] == [[Send(Ready())], [LaunchWorkers(AGAIN)]]
 
 
 def test_a_node_with_a_round_or_one_that_leaves_starts_nothing_ahead() -> None:
@@ -818,7 +818,7 @@ def test_a_node_with_a_round_or_one_that_leaves_starts_nothing_ahead() -> None:
 
 def test_processes_that_were_started_ahead_are_stopped_before_the_agent_exits() -> None:
     ahead = play(WAIT, LauncherReady())[0]
-    for state in (ahead, play(StartedAhead(), state=ahead)[0]):
+    for state in (ahead, play(WorkersPrestarted(), state=ahead)[0]):
         state, effects = play(Received(SUCCEEDED), AllWorkersStopped(1001), state=state)
         assert effects[0] == [StopWorkers(1.0, for_good=True)]
         assert exits(effects[1]) == [ExitCode.SUCCEEDED]
@@ -862,7 +862,11 @@ def test_a_node_whose_process_is_lost_starts_another_one_ahead_of_the_next_round
     assert effects == [[AHEAD], []]
     assert isinstance(first := greeting(ahead)[0], Announce)
     assert (first.ready, first.new_processes.count) == (False, 0)
-    assert play(StartedAhead(), WAIT, Received(AGAIN), state=ahead)[1] == [[Send(Ready())], [], [LaunchWorkers(AGAIN)]]
+    assert play(WorkersPrestarted(), WAIT, Received(AGAIN), state=ahead)[1] == [
+        [Send(Ready())],
+        [],
+        [LaunchWorkers(AGAIN)],
+    ]
 
 
 def test_a_round_that_ends_before_the_start_ahead_makes_the_node_start_again() -> None:
@@ -871,7 +875,7 @@ def test_a_round_that_ends_before_the_start_ahead_makes_the_node_start_again() -
     idle = play(Received(END), stopped, state=running())[0]
     state, effects = play(WAIT, Received(AGAIN), Received(replace(END, round=R2)), stopped, WAIT, state=idle)
     assert effects[-1] == []
-    assert play(StartedAhead(), StartedAhead(), state=state)[1] == [[AHEAD], [Send(Ready())]]
+    assert play(WorkersPrestarted(), WorkersPrestarted(), state=state)[1] == [[AHEAD], [Send(Ready())]]
 
 
 def test_a_node_that_waits_for_processes_to_start_leaves_at_once_when_it_is_drained() -> None:

@@ -25,7 +25,7 @@ from elasticjob._runtime.agent.state_machine.effects import (
     HoldWorkers,
     LaunchWorkers,
     LeaveCollectives,
-    StartAhead,
+    PrestartWorkers,
     StopWorkers,
     StopWorkersAt,
 )
@@ -42,7 +42,7 @@ SCRIPT_POLL_INTERVAL = 1.0
 
 WorkerEffect: TypeAlias = (
     LaunchWorkers
-    | StartAhead
+    | PrestartWorkers
     | HoldWorkers
     | StopWorkersAt
     | StopWorkers
@@ -78,9 +78,9 @@ class WorkerExecutor:
             case LaunchWorkers(start):
                 self._begin_round(start)
                 self.spawn(self._launch(start, self.stores.newest))
-            case StartAhead(provisional):
+            case PrestartWorkers(provisional):
                 self.workers.expect_start()
-                self.spawn(self._start_ahead(provisional))
+                self.spawn(self._prestart(provisional))
             case HoldWorkers(round_id):
                 self.spawn(self._hold(round_id))
             case StopWorkersAt(round_id, step):
@@ -137,10 +137,10 @@ class WorkerExecutor:
         self.reap()
         await self.stores.close_older(store)
 
-    async def _start_ahead(self, provisional: StartRound) -> None:
+    async def _prestart(self, provisional: StartRound) -> None:
         if (failure := await self.workers.start_ahead(provisional)) is not None:
             self.dispatch(events.NodeUnhealthy(failure))
-        self.dispatch(events.StartedAhead())
+        self.dispatch(events.WorkersPrestarted())
 
     async def _watch_scripts_variables(self, round_id: RoundId) -> None:
         """Report that workers start by exec, if their script sets what the fork server has read: it does so early."""

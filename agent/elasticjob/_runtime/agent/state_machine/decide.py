@@ -10,8 +10,8 @@
                             └── all_stopped after `Finish` ──► Finished (from Idle and Succeeded at once)
 
 In `Idle` no worker of a round runs. Processes whose function can be called again may wait there for the next round. A
-node that waits for a round of such a job starts the ones that are missing ahead of it (`wait_for_round`), and reports
-itself ready once they wait too.
+node that waits for a round of such a job prestarts the ones that are missing (`wait_for_round`), and reports itself
+ready once they wait too.
 
 Two things run beside this. A planned end (`planned_end`) goes from nothing to `StepReported` to `LastStep` while the
 workers run. A departure (`leaving`) is a `Leave` in the state: it never goes back.
@@ -40,12 +40,12 @@ from elasticjob._runtime.agent.state_machine.events import (
     Received,
     SignalReceived,
     StackReport,
-    StartedAhead,
     StateLost,
     StoreUnreachable,
     WorkerEnded,
     WorkersHeld,
     WorkersLaunched,
+    WorkersPrestarted,
 )
 from elasticjob._runtime.agent.state_machine.finish import finish_agent
 from elasticjob._runtime.agent.state_machine.greeting import greeting
@@ -64,8 +64,8 @@ from elasticjob._runtime.agent.state_machine.round_start import (
     function_called,
     hang_guarded,
     launcher_is_ready,
+    prestarted,
     start_round,
-    started_ahead,
     wait_for_round,
     workers_launched,
 )
@@ -96,8 +96,8 @@ def decide(state: AgentState, event: AgentEvent) -> AgentDecision:
             return _coordinator_message(state, message)
         case LauncherReady(fork_disabled_reason):
             return launcher_is_ready(state, fork_disabled_reason)
-        case StartedAhead():
-            return started_ahead(state)
+        case WorkersPrestarted():
+            return prestarted(state)
         case FunctionCalled():
             return function_called(state)
         case HangGuarded(status):

@@ -31,8 +31,8 @@ class LaunchWorkers:
 
 
 @dataclass(frozen=True)
-class StartAhead:
-    """Start workers ahead of a round: they run the script up to its function, and wait there. Ends in `StartedAhead`.
+class PrestartWorkers:
+    """Start workers before their round forms: they run the script up to its function, and wait there. Ends in `WorkersPrestarted`.
 
     From then on they are parked like those of a round that has ended.
     """
@@ -134,7 +134,7 @@ Effect: TypeAlias = (
     Send
     | AdmitWorkers
     | LaunchWorkers
-    | StartAhead
+    | PrestartWorkers
     | HoldWorkers
     | StopWorkersAt
     | StopWorkers

@@ -25,8 +25,8 @@ class LauncherReady:
 
 
 @dataclass(frozen=True)
-class StartedAhead:
-    """The workers that were started ahead of a round wait at their function, or have ended before it."""
+class WorkersPrestarted:
+    """The prestarted workers wait at their function, or have ended before it."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class StoreUnreachable:
 AgentEvent: TypeAlias = (
     Received
     | LauncherReady
-    | StartedAhead
+    | WorkersPrestarted
     | FunctionCalled
     | HangGuarded
     | WorkersLaunched

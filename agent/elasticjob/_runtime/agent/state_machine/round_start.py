@@ -10,8 +10,8 @@ from elasticjob._runtime.agent.state_machine.effects import (
     FreezeWorkers,
     LaunchWorkers,
     Log,
+    PrestartWorkers,
     Send,
-    StartAhead,
 )
 from elasticjob._runtime.agent.state_machine.state import AgentRound, AgentState, Idle, Running, Starting
 from elasticjob._runtime.agent.state_machine.worker_stop import begin_stop
@@ -45,7 +45,7 @@ def start_round(state: AgentState, start: StartRound) -> AgentDecision:
     admitted = (AdmitWorkers(start),) if start.group_rank == 0 else ()
     if state.ready:
         return AgentDecision(state, (formed, *admitted, LaunchWorkers(start)))
-    what = "their script has reached its function" if state.starting_ahead else "the agent is ready"
+    what = "their script has reached its function" if state.prestarting else "the agent is ready"
     return AgentDecision(state, (formed, *admitted, Log(f"workers start once {what}")))
 
 
@@ -77,9 +77,9 @@ def wait_for_round(state: AgentState, message: Standby) -> AgentDecision:
     if state.last_round is not None and not state.new_processes.count:  # its processes are parked
         return AgentDecision(state, (waiting,))
     state = replace(state, provisional=message.provisional)
-    if not state.ready or not _may_start_ahead(state):
+    if not state.ready or not _may_prestart(state):
         return AgentDecision(state, (waiting,))
-    return _start_ahead(state).after(waiting)
+    return _prestart(state).after(waiting)
 
 
 def launcher_is_ready(state: AgentState, fork_disabled_reason: str) -> AgentDecision:
@@ -87,28 +87,28 @@ def launcher_is_ready(state: AgentState, fork_disabled_reason: str) -> AgentDeci
     announcement = replace(state.announcement, fork_disabled_reason=fork_disabled_reason)
     is_first = not state.launcher_ready
     state = replace(state, launcher_ready=True, announcement=announcement)
-    return _start_ahead(state) if is_first and _may_start_ahead(state) else _report_ready(state)
+    return _prestart(state) if is_first and _may_prestart(state) else _report_ready(state)
 
 
-def started_ahead(state: AgentState) -> AgentDecision:
+def prestarted(state: AgentState) -> AgentDecision:
     """Report ready, unless a round took this node in the meantime and ended together with what was started."""
-    state = replace(state, starting_ahead=False)
-    return _start_ahead(state) if _may_start_ahead(state) else _report_ready(state)
+    state = replace(state, prestarting=False)
+    return _prestart(state) if _may_prestart(state) else _report_ready(state)
 
 
-def _may_start_ahead(state: AgentState) -> bool:
+def _may_prestart(state: AgentState) -> bool:
     """Return whether there are processes to start: all before the first round, later those that could not stay."""
     if state.provisional is None or state.leave is not None or not isinstance(state.activity, Idle):
         return False
     return state.new_processes.count > 0 if state.last_round is not None else not state.activity.parked
 
 
-def _start_ahead(state: AgentState) -> AgentDecision:
+def _prestart(state: AgentState) -> AgentDecision:
     assert state.provisional is not None  # noqa: S101
     begun = replace(state.new_processes, count=0)
-    ahead = replace(state, activity=Idle(parked=True), provisional=None, starting_ahead=True, new_processes=begun)
+    prestarting = replace(state, activity=Idle(parked=True), provisional=None, prestarting=True, new_processes=begun)
     log = Log("the function of this job can be called again: running the script up to it, ahead of the next round")
-    return AgentDecision(ahead, (log, StartAhead(state.provisional)))
+    return AgentDecision(prestarting, (log, PrestartWorkers(state.provisional)))
 
 
 # ---- what the node reports with `Ready` ------------------------------------------------------------------------------

@@ -192,9 +192,9 @@ class AgentState:
     launcher_ready: bool = False
     """Whether the imports, if there are any, and the health check are done, so that workers can start."""
     provisional: StartRound | None = None
-    """With what workers may be started ahead of a round; None if they may not, or have been already."""
-    starting_ahead: bool = False
-    """Whether workers that were started ahead of a round still run their script up to its function."""
+    """The assignment with which workers may be prestarted; None if they may not, or have been prestarted already."""
+    prestarting: bool = False
+    """Whether prestarted workers still run their script up to its function."""
     has_state: bool = True
     """Whether this node may have a training state, as `WorkersStopped` reports."""
     new_processes: NewProcesses = NO_NEW_PROCESSES
@@ -212,7 +212,7 @@ class AgentState:
     @property
     def ready(self) -> bool:
         """Whether the node can start workers at once."""
-        return self.launcher_ready and not self.starting_ahead
+        return self.launcher_ready and not self.prestarting
 
     @property
     def round(self) -> RoundId | None:
