@@ -242,7 +242,7 @@ def no_round_ends_for_a_node_that_has_to_start_processes(before: World, _: Move,
             continue
         joining = [n.agent_id for n in candidates(s.state) if n.ready and n.agent_id not in round_.members]
         start = [a.machine for a in after.agents if a.agent_id in joining and a.start is not None]
-        if is_restartable(s.state) and any(m.starting_ahead or m.new_processes.count for m in start):
+        if is_restartable(s.state) and any(m.prestarting or m.new_processes.count for m in start):
             return False
     return True
 

@@ -63,7 +63,7 @@ class AgentConfig:
     stop_grace: float
     graceful_shutdown: float
     pod_grace: float | None
-    """From a signal to this agent until its workers must have ended; None: no limit."""
+    """From a signal to this agent until the end of its workers at the latest; None: no limit."""
     join_timeout: float
     keep_alive_interval: float
     keep_alive_attempts: int
@@ -72,8 +72,8 @@ class AgentConfig:
     scratch_parent: str
     """Writable folder for the agent's own files."""
     env: Mapping[str, str]
-    """The base of the workers' environment: the agent's without its keys, with TMPDIR where Python finds no folder, and
-    with HOME and USER where the user has none."""
+    """The base of the workers' environment: the agent's own, without its keys. TMPDIR is added if Python finds no
+    temporary folder, HOME and USER if the user has none."""
     logs: LogOptions = field(default_factory=LogOptions)
     step_time_window: float = WINDOW
     event_log_handler: str = "null"
@@ -111,15 +111,15 @@ class AgentConfig:
 
 
 _DEFAULTS = {"PYTHONUNBUFFERED": "1"}
-"""Variables of workers that the image, `envFrom` and `env` do not set: `kubectl logs` shows a line when it is printed.
-The operator does not set it, because a container's `env` overrides its image and `envFrom`."""
+"""Variables of workers, unless the image, `envFrom` or `env` sets them. With this one `kubectl logs` shows each line as
+soon as it is printed. The operator cannot set it, because a container's `env` overrides its image and `envFrom`."""
 
 
 def read_options(env: Mapping[str, str], command: Sequence[str]) -> dict[str, str]:
     """Return torchrun's options by long name, for `read_config`; CommandError if torchrun itself would refuse them.
 
-    As with torchrun, PET_<NAME> sets an option that is absent. With c10d, torchrun reads its options itself: only a
-    number of workers counts for the agent too.
+    As with torchrun, PET_<NAME> sets an option that is absent. With c10d, torchrun reads its options itself, and the
+    agent needs only the number of workers.
     """
     if env.get(Env.RENDEZVOUS_BACKEND) == Backend.C10D.value:
         workers = own_torchrun_workers(command, env)
@@ -130,8 +130,9 @@ def read_options(env: Mapping[str, str], command: Sequence[str]) -> dict[str, st
 def read_config(env: Mapping[str, str], options: Mapping[str, str] | None = None) -> AgentConfig:
     """Parse the variables of `Env`, and find folders; `UsageError` names what is missing or wrong.
 
-    `options` are torchrun's, by long name; CommandError if elasticjob does not support one. PET_<NAME> sets an absent
-    option about logs or the role without torchrun too. With c10d they are for the torchrun that the agent starts.
+    `options`: torchrun's, by long name; CommandError if elasticjob does not support one of them. Without torchrun,
+    PET_<NAME> also sets an absent option about logs or the role. With c10d these variables are left to the torchrun
+    that the agent starts.
     """
     backend = _parse(env, Env.RENDEZVOUS_BACKEND, Backend, Backend.ELASTICJOB.value)
     pet = {name: value for name, value in env.items() if name.startswith("PET_")}
@@ -185,7 +186,7 @@ def _read_workers(env: Mapping[str, str], asked: str) -> int:
     if Env.NPROC_PER_NODE in env and env.get(Env.NPROC_IS_DEFAULT) != "1":
         if asked.isdigit() and int(asked) != written:
             raise contradiction(written, int(asked))
-        return written  # a word: the operator has resolved it
+        return written  # `asked` is a word, which the operator has resolved
     if asked == "cpu":
         raise UsageError("--nproc-per-node is cpu, and only the manifest has the number: set spec.nprocPerNode: cpu")
     gpus = written if written > 1 else _parse(env, Env.GPUS, _count, "0")
@@ -210,7 +211,7 @@ def _read_log_options(pet: Mapping[str, str], prefix: str, temporary: str | None
         ranks=_parse(pet, "PET_LOCAL_RANKS_FILTER", read_ranks, ""),
         prefix=prefix,
     )
-    # Log files grow: without a disk they would fill the memory that /dev/shm takes from the container.
+    # Log files grow. In /dev/shm they would fill the container's memory, so they need a disk.
     if options.writes_files and not options.directory:
         raise UsageError(
             "--redirects and --tee (PET_REDIRECTS, PET_TEE) need a folder for log files: mount a volume at /tmp, or "

@@ -11,7 +11,7 @@ from elasticjob._runtime.contract.names import Env
 from elasticjob._runtime.system.memory_file import SHARED_MEMORY
 
 MAX_PATH = 75
-"""Bytes: the paths of Unix sockets below the folder have up to 32 more, and Linux allows 107."""
+"""Longest path of the folder in bytes. The Unix sockets below it have up to 32 more, and Linux allows 107."""
 
 
 @dataclass(frozen=True)
@@ -21,17 +21,17 @@ class NodeFolders:
     scratch: str
     """For the agent's own files, which are small."""
     temporary: str | None
-    """The one that Python's `tempfile` chooses; None if it finds none."""
+    """The folder that Python's `tempfile` chooses; None if it finds none."""
     working_dir: str = field(default="", compare=False)
 
     @property
     def home_parent(self) -> str:
-        """Where a missing home directory is made: not in the working directory, which pods may share."""
+        """Where a missing home directory is created. Not in the working directory, which several pods may share."""
         return self.scratch if self.temporary in (None, self.working_dir) else self.temporary
 
     @property
     def worker_env(self) -> dict[str, str]:
-        """The variable with which programs find a temporary folder where they would find none."""
+        """TMPDIR, if programs would find no temporary folder without it."""
         return {} if self.temporary else {"TMPDIR": self.scratch}
 
 
@@ -48,7 +48,7 @@ def find_folders(env: Mapping[str, str], code_root: str) -> NodeFolders | None:
 
 
 def temporary_folders(env: Mapping[str, str], working_dir: str) -> tuple[str, ...]:
-    """Return the folders that Python's `tempfile` tries, in its order: the working directory is the last."""
+    """Return the folders that Python's `tempfile` tries, in its order. The working directory is the last one."""
     named = [env[name] for name in ("TMPDIR", "TEMP", "TMP") if env.get(name)]
     usual = ("/tmp", "/var/tmp", "/usr/tmp")  # noqa: S108
     return tuple(os.path.join(working_dir, path) for path in (*named, *usual, working_dir))  # noqa: PTH118

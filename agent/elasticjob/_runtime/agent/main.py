@@ -1,6 +1,7 @@
 """`elasticjob agent -- COMMAND...`.
 
-The agent may be PID 1 of a container, and PID 1 ignores every signal without a handler: it installs its handlers first.
+The agent may be PID 1 of a container. PID 1 ignores every signal that has no handler, so the agent installs
+its handlers before it imports anything else.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ from collections.abc import Mapping, Sequence
 from elasticjob._runtime.system.early_signals import install_handler, record_signals
 
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
-"""torchrun's default; it covers the usual STOPSIGNAL of images. TORCHELASTIC_SIGNALS_TO_HANDLE overrides it."""
+"""torchrun's default, which includes the usual STOPSIGNAL of images. TORCHELASTIC_SIGNALS_TO_HANDLE overrides it."""
 _UNHANDLED = (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD)
 
 
 def main(command: Sequence[str]) -> int:
-    """Run one agent with the user's command; end the process with its exit code, or return that of an error."""
+    """Run one agent with the user's command, and end the process with its exit code.
+
+    Return an exit code if the agent does not start, or fails by an error of its own.
+    """
     return _run(command, *record_signals(signals(os.environ)))
 
 
@@ -60,14 +64,14 @@ def _run(command: Sequence[str], early: Sequence[str], handled: Sequence[signal.
     except (UsageError, CommandError) as error:
         return _refuse(str(error))
     except Exception as error:
-        # Until here everything depends on the image, the flags and the variables: another attempt ends the same way.
+        # So far everything depends only on the image, the flags and the variables: another attempt would fail as well.
         traceback.print_exc()
         return _refuse(f"{type(error).__name__}: {error}")
     try:
         # Python's finalization would use processors that other workers on this Node may need for their next round now.
         end_without_destructors(run_without_joining(agent.run()))
     except Exception as error:
-        # Python's own exit code would be 1, which is the code of a failed job.
+        # Python itself would exit with 1, which is the exit code of a failed job.
         traceback.print_exc()
         _write_error("AgentBroke", f"{type(error).__name__}: {error}")
         return ExitCode.INTERNAL

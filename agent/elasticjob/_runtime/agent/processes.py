@@ -17,9 +17,10 @@ from elasticjob._runtime.contract.names import Env
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _FLAGS, _THREADS, _EXIT_CODE = 6, 17, 49
-"""Indices in `_stat` of the kernel's flags, of the number of threads, and of the status that waitpid will return."""
+"""Indices in the result of `_stat`: the kernel's flags, the number of threads, and the status that waitpid will return.
+"""
 _PF_EXITING = 4
-"""The flag of a thread that the kernel ends: it runs no more code of its program, and no more system calls."""
+"""The flag of a thread that the kernel is ending: it runs neither code of its program nor system calls any more."""
 MAX_OOM_SCORE = 1000
 """The oom_score_adj of a process that the kernel kills before all others (proc(5))."""
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -37,9 +38,10 @@ def die_with_parent() -> None:
 
 
 def child_setup(open_files: tuple[int, int]) -> Callable[[], None]:
-    """Return what a child runs between fork and exec: `die_with_parent`, and its limits (soft, hard) of open files.
+    """Return what a child runs between fork and exec. It calls `die_with_parent` and restores the limit of open files.
 
-    The agent raises its own limit for its store. A program with a high one may be slow, or break in `select`.
+    `open_files`: the limits (soft, hard) before the agent raised its own for its store. With a high limit, the user's
+    program might be slow, or break in `select`.
     """
 
     def set_up() -> None:
@@ -68,9 +70,10 @@ def reap() -> list[tuple[int, int]]:
 
 
 def signal_group(leader: int, number: signal.Signals) -> None:
-    """Signal a process group; signal only the leader, a child that is not reaped, while it has no group of its own.
+    """Signal a process group. If the leader has no group of its own yet, signal only the leader.
 
-    A fork of the fork server is a child of the agent a moment before it leads its group.
+    The leader must be a child that has not been reaped. A fork of the fork server is a child of the agent for a moment
+    before it leads its group.
     """
     try:
         os.killpg(leader, number)
@@ -81,9 +84,9 @@ def signal_group(leader: int, number: signal.Signals) -> None:
 
 
 def descendants(root: int, *, without: Iterable[int] = ()) -> set[int]:
-    """Return the live processes below `root`, without the processes in `without` and their descendants.
+    """Return the live processes below `root`, except the processes in `without` and their descendants.
 
-    Processes of `kubectl exec` that have lost their parent are children of the agent, and are no descendants of it.
+    Processes of `kubectl exec` that have lost their parent become children of the agent. They do not count.
     """
     excluded, found, todo = set(without), set[int](), [root]
     if root == os.getpid():
@@ -97,10 +100,10 @@ def descendants(root: int, *, without: Iterable[int] = ()) -> set[int]:
 
 
 def exit_of(pid: int) -> int | None:
-    """Return the exit code, as `reap`, of a child whose threads have all begun to end; None if one has not.
+    """Return the exit code (as `reap` does) of a child whose threads have all begun to end; None if one has not.
 
-    The kernel frees what such a process holds, and nothing of its program runs. The code is 0 if /proc does not show
-    it, as that of another user's process.
+    Nothing of its program runs any more, and the kernel frees what it holds. The code is 0 if /proc does not show it,
+    for instance because the process belongs to another user.
     """
     with suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -112,7 +115,7 @@ def exit_of(pid: int) -> int | None:
 
 
 def has_ended(pid: int) -> bool:
-    """Return whether a child holds nothing any more: it is reaped, or only has to be."""
+    """Return whether a child holds nothing any more: it has been reaped, or only needs to be reaped."""
     return _ended(_stat(pid))
 
 
@@ -123,10 +126,10 @@ def is_stopped(pid: int) -> bool:
 
 
 def cleaners(pids: Iterable[int]) -> tuple[set[int], set[int]]:
-    """Return those that remove what others leave in shared memory once those have ended, and those that may be ones.
+    """Return (the cleaners among the processes, those that may become cleaners).
 
-    The process that starts such a helper goes on while the kernel loads its program, and /proc does not show yet what
-    it will be.
+    A cleaner removes what other processes leave in shared memory once these have ended. While the kernel loads the
+    program of a new process, /proc does not show yet whether that will be a cleaner.
     """
     commands = {pid: _command_line(pid) for pid in pids}
     known = {pid for pid, command in commands.items() if _is_cleaner(command)}
@@ -134,7 +137,7 @@ def cleaners(pids: Iterable[int]) -> tuple[set[int], set[int]]:
 
 
 def outside_session(pids: Iterable[int], leader: int) -> set[int]:
-    """Return the processes that are in another session than the leader's, without those that have been reaped."""
+    """Return the processes that are in another session than the leader's, except those that have been reaped."""
     return {pid for pid in pids if (stat := _stat(pid)) and stat[3] != str(leader)}
 
 
@@ -145,11 +148,11 @@ def kill(pids: Iterable[int]) -> None:
 
 
 def kill_with_children(pid: int) -> None:
-    """Send SIGKILL to a process and all it has started, except `cleaners`: they end by themselves after it.
+    """Send SIGKILL to a process and all that it has started, except `cleaners`, which end by themselves after it.
 
-    What might have been one and is none runs on until the workers are stopped.
+    A process that only looked like a cleaner runs until the workers are stopped.
     """
-    signal_one(pid, signal.SIGSTOP)  # it must start no more: children that lose it are children of the agent
+    signal_one(pid, signal.SIGSTOP)  # it must start no more processes: without it, they would be children of the agent
     below = descendants(pid)
     kill({pid, *below}.difference(*cleaners(below)))
 
@@ -163,7 +166,10 @@ def oom_score() -> int:
 
 
 def set_oom_score(pid: int, score: int) -> None:
-    """Set how soon the kernel kills a process when memory runs out, if it may: 0 for most, up to MAX_OOM_SCORE."""
+    """Set how early the kernel kills a process when memory runs out, from 0 (as most) to MAX_OOM_SCORE (first).
+
+    Without the permission this does nothing.
+    """
     with suppress(OSError):
         Path(f"/proc/{pid}/oom_score_adj").write_text(str(score))
 
@@ -179,13 +185,16 @@ def open_files(process: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     with suppress(OSError):
         for descriptor in (process / "fd").iterdir():
-            with suppress(OSError):  # closed since; the listing's own descriptor is
+            with suppress(OSError):  # closed in the meantime, as the descriptor of the listing itself
                 found[descriptor.name] = str(descriptor.readlink())
     return found
 
 
 def _entered_container(pid: int) -> bool:
-    """Return whether a process has the container's own variables: the agent takes its key out of those of workers."""
+    """Return whether a process was started in the container from outside, by `kubectl exec`.
+
+    Such a process has the container's own variables. The agent removes its key from the variables of workers.
+    """
     try:
         return f"\0{Env.NODE_KEY}=".encode() in b"\0" + Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
@@ -196,13 +205,13 @@ def _children(pid: int) -> list[int]:
     found: list[int] = []
     with suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
-            with suppress(OSError):  # a thread that has ended; its children belong to another one
+            with suppress(OSError):  # the thread has ended, and another one has its children now
                 found += map(int, (task / "children").read_text().split())
     return found
 
 
 def _ended(stat: list[str]) -> bool:
-    """Return whether no thread runs. The first thread's state is Z already if it has ended before the others."""
+    """Return whether no thread runs. A first thread that has ended before the others already shows the state Z."""
     return not stat or stat[0] == "X" or (stat[0] == "Z" and int(stat[_THREADS]) <= 1)
 
 
@@ -212,9 +221,9 @@ def _is_cleaner(argv: list[bytes]) -> bool:
 
 
 def _is_loading(pid: int, command: list[bytes]) -> bool:
-    """Return whether a process of this command line is in execve, after its old memory and before its new arguments.
+    """Return whether a process is in execve: its old memory is gone, and its new arguments are not there yet.
 
-    One that ends has no command line either.
+    A process that ends has no command line either, and does not count.
     """
     stat = _stat(pid) if command == [b""] else []
     return bool(stat) and not _ended(stat) and not int(stat[_FLAGS]) & _PF_EXITING

@@ -1,4 +1,4 @@
-"""The process-group stores of one agent: of the running round, of the next one, and of the last one for a while."""
+"""The process-group stores of one agent: of the running round, of the next one, and for a while of the last one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class RoundStores:
-    """Stores in the order of their rounds. The last round's stays up: other nodes may still use it while they stop."""
+    """Stores in the order of their rounds. The last round's store stays up, because nodes that stop may use it."""
 
     def __init__(self) -> None:
         self._stores: list[StoreServer] = []
@@ -32,7 +32,7 @@ class RoundStores:
 
     @property
     def newest(self) -> StoreServer:
-        """The store of the next round, and of this round from its start to its end."""
+        """The store of the running round; between rounds, the store of the next one."""
         return self._stores[-1]
 
     async def start_next(self, address: str, backend: Backend, gate: LinkGate) -> int:
@@ -50,9 +50,9 @@ class RoundStores:
         self._stores.append(store)
 
     async def close_older(self, current: StoreServer) -> None:
-        """Close the stores from before `current`, which may be closed already, by a later call.
+        """Close the stores that are older than `current`. A later call may have closed `current` already.
 
-        The round of `current` may end meanwhile, so that it is not the newest one any more: its nodes still use it.
+        `current` stays open even if its round ends in the meantime and there is a newer store: its nodes still use it.
         """
         number = self._stores.index(current) if current in self._stores else 0
         older, self._stores = self._stores[:number], self._stores[number:]

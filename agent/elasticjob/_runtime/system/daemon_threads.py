@@ -17,8 +17,8 @@ _Call = tuple["Future[Any]", Callable[..., Any], tuple[Any, ...], dict[str, Any]
 class DaemonExecutor(ThreadPoolExecutor):
     """An executor for calls that may hang, such as the look-up of a name: its threads do not hold up the process.
 
-    asyncio.run joins the threads of its usual executor, and Python at its end those of every ThreadPoolExecutor.
-    asyncio accepts no other class, so this is a ThreadPoolExecutor that starts none of its own threads.
+    asyncio.run joins the threads of its usual executor, and Python joins the threads of every ThreadPoolExecutor before
+    it ends. asyncio accepts no other class. So this is a ThreadPoolExecutor that never starts the threads of its class.
     """
 
     def __init__(self, threads: int = 16) -> None:
@@ -33,7 +33,7 @@ class DaemonExecutor(ThreadPoolExecutor):
         with self._guard:
             self._calls.append((future, fn, args, kwargs))
             if self._threads_left:
-                # Where no thread can be started, a thread that works already takes the call, or the next call tries.
+                # If no thread can be started, a busy thread takes the call later, or the next call tries again.
                 threading.Thread(target=self._work, name="elasticjob-call", daemon=True).start()
                 self._threads_left -= 1
         return future

@@ -6,9 +6,9 @@ import ipaddress
 
 
 def plain_address(host: str) -> str:
-    """Return an address of a socket as other programs write it.
+    """Return the address of a socket as other programs write it.
 
-    An IPv4 address on a socket of IPv6 is `::ffff:10.0.0.1` there, and a link-local address of IPv6 has a zone.
+    An IPv6 socket shows an IPv4 address as `::ffff:10.0.0.1`, and a link-local IPv6 address with a zone.
     """
     return host.removeprefix("::ffff:") if "." in host else host.partition("%")[0]
 
@@ -28,7 +28,7 @@ def split_endpoint(text: str, default_port: str) -> tuple[str, str]:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether the text is an address that only this machine reaches. A name is none."""
+    """Return whether the text is a loopback address, which no other host reaches. A host name counts as another one."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

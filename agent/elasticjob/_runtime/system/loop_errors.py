@@ -1,8 +1,8 @@
 """What happens to an error that nothing handles, in a callback of the event loop, in a task or in a thread.
 
-asyncio writes it to a log and goes on, after the callback has changed a part of what it had to change: a timer that has
-not been set again never fires, and the job waits for ever. So such an error ends its process, which the others survive
-as a lost one.
+asyncio only logs such an error and continues, although the callback has done just a part of its work. For instance, a
+timer that was not set again never fires, and the job would wait for ever. So the error ends its process: the job
+survives the loss of a process.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ T = TypeVar("T")
 def call_on_error(loop: asyncio.AbstractEventLoop, end: Callable[[BaseException], None]) -> None:
     """Log each error that nothing handles in this event loop, with its traceback, and call `end` with it.
 
-    `end` is not called for what belongs to one connection, which asyncio closes then, nor if a server has no descriptor
-    left to accept one: it tries again.
+    `end` is not called for an error of a single connection, which asyncio then closes. It is not called either if a
+    server has no descriptor left to accept a connection, because asyncio tries again.
     """
 
     def handle(_: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
@@ -54,9 +54,9 @@ def call_on_thread_error(loop: asyncio.AbstractEventLoop, end: Callable[[BaseExc
 
 
 def background_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """Start a task for which no caller waits. What it raises is an error of the event loop at once.
+    """Start a task that no caller awaits. If it raises an error, the event loop handles that error at once.
 
-    That of any other task is one only when the task is collected as garbage.
+    The error of any other task reaches the event loop only when the task is garbage-collected.
     """
     task = asyncio.get_running_loop().create_task(work)
     task.add_done_callback(_raise_error)

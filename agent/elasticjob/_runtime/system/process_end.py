@@ -18,23 +18,23 @@ from typing import Any, NoReturn
 from elasticjob._runtime.system.program_objects import destroy_program_objects, flush_files
 
 CLEAN_UP_TIMEOUT = 300.0
-"""Seconds that it may take to close the program's files, after its exit functions. The last writes of large files take
-long on slow storage."""
+"""Seconds that closing the program's files may take, after its exit functions. On slow storage the last writes of large
+files take long."""
 
 
 def end_at_once(status: int) -> NoReturn:
-    """End the process without Python's finalization, which costs a fork with torch 1.3 CPU seconds of the recovery.
+    """End the process without Python's finalization, which costs 1.3 CPU seconds in a fork with torch.
 
-    Output is complete: this waits for threads, runs atexit functions, and destroys the objects of the program, so that
-    its files are closed and its destructors run. Destructors of libraries do not run, nor do exit handlers of native
-    ones.
+    The output of the program is complete: this waits for its threads, runs its atexit functions, and destroys its
+    objects, so that its files are closed and its destructors run. The destructors of libraries and the exit handlers of
+    native libraries do not run.
     """
     try:
         _run_exit_functions()
-        # A thread of the script may hold a file for ever that is to be closed: the others would wait for this process.
+        # A thread of the script may keep a file busy for ever, and the other ranks would wait for this process.
         threading.Thread(target=_exit_late, args=(status,), daemon=True, name="elasticjob-end").start()
         destroy_program_objects()
-    except BaseException:  # what the script does at its end changes no exit code, as in Python
+    except BaseException:  # an error at the end of the script does not change the exit code, as in Python
         with suppress(Exception):
             traceback.print_exc()
     finally:
@@ -48,14 +48,14 @@ def _exit_late(status: int) -> None:
 
 
 def end_without_destructors(status: int) -> NoReturn:
-    """End a process of elasticjob's own as `end_at_once` does, but with its objects: others wait for this end."""
+    """End a process of elasticjob's own like `end_at_once`, but destroy no objects: others wait for this end."""
     _run_exit_functions()
     flush_files()
     os._exit(status)
 
 
 def end_outdated_process() -> None:
-    """End a spare process whose objects may be of an old checkpoint, so that a new one begins with the script."""
+    """End a spare process whose objects may come from an old checkpoint: a new process runs the script again."""
     text = (
         "elasticjob: all processes that had the training state are lost, and this spare process may have read an older"
         f" checkpoint than there is now: a new process replaces {os.getpid()}\n"
@@ -78,10 +78,10 @@ def _run_exit_functions() -> None:
 
 
 def _leave_out_exit_functions_of_torch() -> None:
-    """Unregister those that show nothing: the others of a planned end wait for this process.
+    """Unregister exit functions of torch without a visible effect: in a planned end, other ranks wait for this process.
 
-    Modules of torch take back the operators that they have defined (37 ms), and torch._dynamo makes a table that it
-    logs at level INFO (3 ms).
+    Modules of torch remove the operators that they have defined (37 ms), and torch._dynamo computes a table that it
+    logs only at level INFO (3 ms).
     """
     for finalizer in tuple(getattr(weakref.finalize, "_registry", ())):
         alive = finalizer.peek()

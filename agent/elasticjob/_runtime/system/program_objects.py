@@ -28,11 +28,10 @@ _LAST_ERROR = ("last_exc", "last_type", "last_value", "last_traceback")
 def destroy_program_objects() -> None:
     """Destroy what `__main__` and the program's other modules refer to; then close what libraries still refer to.
 
-    The order is that of Python: its finalization first removes all modules from sys.modules and collects garbage, so
-    destructors find the modules and names that they use. Libraries stay, because their destruction takes seconds with
-    torch. An object that only a library refers to, such as the stream of a logging handler, is closed like those of
-    Python's finalization, unless another thread uses it, which would not end there either. Objects from before the fork
-    (`gc.freeze`) are not the program's.
+    The order is the same as in Python's finalization, which first removes all modules from sys.modules and collects
+    garbage. So destructors still find the modules and names that they use. Libraries stay, because their destruction
+    takes seconds with torch. Objects that only a library refers to, such as the stream of a logging handler, are
+    closed, unless another thread uses them. Objects from before the fork (`gc.freeze`) do not belong to the program.
     """
     for name in _LAST_ERROR:
         if hasattr(sys, name):
@@ -40,10 +39,10 @@ def destroy_program_objects() -> None:
     for name in ("stdin", "stdout", "stderr"):
         _flush(getattr(sys, name, None))
         setattr(sys, name, getattr(sys, f"__{name}__", None))
-    # As Python does. It sorts objects: one comes before those that it refers to, so a text file in a cycle is closed
-    # before the compressed file below it.
+    # As Python does. The collector sorts objects: each one comes before the objects that it refers to. So a text file
+    # in a cycle is closed before the compressed file below it.
     gc.collect()
-    # Kept until the end, so that no other object gets the same id. A thread's function refers to them.
+    # Kept until the end, so that no other object gets the same id. The functions of threads may refer to them.
     names_of_modules = [vars(module) for module in [*sys.modules.values()] if isinstance(module, types.ModuleType)]
     for name in [*filter(_is_of_program, sys.modules)]:
         del sys.modules[name]

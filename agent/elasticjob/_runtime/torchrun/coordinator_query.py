@@ -1,4 +1,4 @@
-"""Ask the coordinator as a visitor: a process that is no node of the rendezvous. It does not import torch."""
+"""Ask the coordinator one question without joining the rendezvous. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def ask_coordinator(
 
     NoCoordinatorError: no store accepted a link within `connect_timeout`. NoAnswerError: it did not answer.
     """
-    # In a thread: the caller's may run an event loop.
-    visit = _visit(dial, message, connect_timeout, answer_timeout)
-    answer: Closed | Standby = DaemonExecutor().submit(run_without_joining, visit).result()
+    # In a thread of its own, because the caller's thread may run an event loop.
+    query = _ask(dial, message, connect_timeout, answer_timeout)
+    answer: Closed | Standby = DaemonExecutor().submit(run_without_joining, query).result()
     return answer
 
 
-async def _visit(
+async def _ask(
     dial: Dial, message: Close | QueryClosed, connect_timeout: float, answer_timeout: float
 ) -> Closed | Standby:
     give_up, backoff, problem = time.monotonic() + connect_timeout, FIRST_BACKOFF, ""
@@ -40,7 +40,7 @@ async def _visit(
             link = await asyncio.wait_for(dial(), give_up - time.monotonic())
             return await _answer(link, message, answer_timeout)
         except (OSError, LinkError, asyncio.TimeoutError) as error:
-            # The last attempt is cut short by the time-out, and an earlier one may say more.
+            # The time-out cuts the last attempt short. The error of an earlier attempt may say more.
             if not problem or not isinstance(error, asyncio.TimeoutError):
                 problem = str(error) or type(error).__name__
             if time.monotonic() + backoff >= give_up:

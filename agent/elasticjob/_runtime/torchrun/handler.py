@@ -306,7 +306,7 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
         try:
             why = f"the node {self._node} closed the rendezvous"
             if self._session is None:
-                self._close_as_visitor(why)
+                self._close_without_joining(why)
             else:
                 self._session.close_rendezvous(why)
                 self._await_close(self._session)
@@ -345,15 +345,15 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
         why = f"the node {self._node} {f'failed ({failure}) and ' if failure else ''}closed the rendezvous"
         session = self._session
         if session is None:
-            self._close_as_visitor(why)
+            self._close_without_joining(why)
             return
         with session.changed:
             ends_round = bool(failure) and session.start is not None and not session.round_ending
         session.shut_down(why, f"the node failed: {failure}" if failure else "")
         self._await_close(session, ends_round=ends_round)
 
-    def _close_as_visitor(self, why: str) -> None:
-        """Close the rendezvous from outside; return at once if it is closed."""
+    def _close_without_joining(self, why: str) -> None:
+        """Close the rendezvous although this process has not joined it; return at once if it is closed."""
         if not self._closed:
             timeout = self._settings.timeout
             self._closed = self._ask(

@@ -65,8 +65,8 @@ def _has_libuv() -> bool:
 class HostedStore:
     """`elasticjob store` as a child process that ends with this process. `port` accepts connections from the start.
 
-    A thread would not do: torch's client in this process can hold the GIL while it waits for the store's answer. Nor
-    would the kernel's parent-death signal: it comes when the thread ends that started the child.
+    Not a thread, because torch's client in this process can hold the GIL while it waits for the store's answer. The
+    kernel's parent-death signal would not work either: the kernel sends it when the thread that started the child ends.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ def host_store(
 ) -> HostedStore | None:
     """Start the store at the endpoint if this process hosts it; otherwise return None.
 
-    `is_host` decides. Without it, the first process that gets the port on the endpoint's machine is the host.
+    `is_host` decides. Without it, the first process that gets the port on the endpoint's host runs the store.
     Raise RendezvousConnectionError if `is_host` is true and the port is in use.
     """
     is_host = params.get_as_bool("is_host")
@@ -121,7 +121,7 @@ def host_store(
     except OSError as error:
         if is_host:
             raise RendezvousConnectionError(f"this process cannot host the store on port {port}: {error}") from error
-        return None  # another process on this machine hosts it
+        return None  # another process on this host runs it
     message = f"Process {os.getpid()} hosts the store."
     construct_and_record_rdzv_event(run_id=params.run_id, message=message, node_state=NodeState.INIT)
     return hosted
@@ -137,7 +137,7 @@ _END_TIMEOUT = 5.0
 
 
 def _terminate(process: subprocess.Popen[bytes], own_end: int) -> None:
-    # The end of the pipe ends the store at once. After SIGTERM alone it would wait for nodes that end their round.
+    # Closing the pipe ends the store at once. After SIGTERM alone it would wait for nodes that are ending their round.
     os.close(own_end)
     process.terminate()
     try:

@@ -29,7 +29,7 @@ CHUNK = 1 << 16
 MAX_LINE = 1 << 20
 """Bytes; longer lines are split."""
 MAX_PENDING = 4 << 20
-"""Bytes that wait to be written; while there are more, no worker's pipe is read."""
+"""Bytes that may wait to be written. While more are waiting, no worker's pipe is read."""
 FILE_TIMEOUT = 1.0
 """Seconds that slow storage of the workers' log files may delay the agent's exit."""
 _NO_FILE = -1
@@ -43,18 +43,18 @@ _LINE_ENDS = re.compile(rb"(\r\n|\r|\n)")
 _EXCEPTION = re.compile(r"([^\W\d][\w.]*(?:<locals>[\w.]+)*)(?:: (.*))?$")
 """The line with an exception's qualified name and text."""
 _GROUP_INDENT = b"  | "
-"""What precedes the lines of a traceback where the exception is a group."""
+"""Prefix of the lines of a traceback if the exception is a group."""
 _OF_GROUP_MEMBER = re.compile(rb" +\| ")
-"""The beginning of the lines of the traceback of an exception in a group."""
+"""Start of the lines in the traceback of an exception that is a member of a group."""
 _SYNTAX_ERRORS = (b"SyntaxError: ", b"IndentationError: ", b"TabError: ")
 """Errors in the script itself; Python prints their place without a traceback."""
 _FILE = b'  File "'
 _FRAME = re.compile(rb'  (?:\| )?(?:  )?File "')
-"""The beginning of the line of a frame, where the exception is a group too."""
+"""Start of the line of a frame, also in the traceback of a group."""
 _IGNORED = b"Exception ignored "
-"""The beginning of the line before the traceback of an exception that ends nothing (`__del__`, atexit)."""
+"""Start of the line before the traceback of an exception that does not end the program (`__del__`, atexit)."""
 TORCHRUN_FAILED = "ChildFailedError"
-"""torchrun's exception, printed after its worker's; it does not name the cause."""
+"""torchrun's own exception, which it prints after the worker's. It does not name the cause."""
 _TRACEBACK = b"Traceback (most recent call last):"
 _RANK = re.compile(rb"\[rank\d+\]: ?")
 """torch's prefix for each line of an uncaught exception, once a process group exists."""
@@ -223,7 +223,7 @@ class Tail:
         """The line before."""
 
     def feed_all(self, lines: Sequence[OutputLine]) -> None:
-        """Take the next lines. Those that can be neither among the last ones nor part of a traceback are skipped."""
+        """Take the next lines. Lines that are neither among the last ones nor part of a traceback are skipped."""
         first = 0 if self._in_traceback else self._first_needed(lines)
         for line in lines[first:]:
             self.feed(line.text, replaces=line.replaces)
@@ -269,7 +269,10 @@ class Tail:
 
 
 def _unindented(line: bytes) -> bytes:
-    """Return a line that begins in the first column of a traceback, which a group of exceptions indents; else b""."""
+    """Return a line that begins in the first column of a traceback; b"" for other lines.
+
+    The traceback of a group of exceptions is indented.
+    """
     text = line.removeprefix(_GROUP_INDENT)
     return b"" if text.startswith((b" ", b"\t")) else text
 
@@ -303,8 +306,10 @@ class WorkerPipe:
         self._prefix, self._tail = prefix.encode(), tail
 
     def drain(self) -> None:
-        """Read all that is in the pipe now. The worker has ended; its descendants may keep the pipe open, and may write
-        to it faster than this reads."""
+        """Read all that is in the pipe now, but not what is added later.
+
+        The worker has ended, but its descendants may keep the pipe open and write faster than this reads.
+        """
         left = self._waiting()
         while self._open and left > 0 and (size := self._read()):
             left -= size

@@ -32,9 +32,9 @@ class LaunchWorkers:
 
 @dataclass(frozen=True)
 class PrestartWorkers:
-    """Start workers before their round forms: they run the script up to its function, and wait there. Ends in `WorkersPrestarted`.
+    """Start workers before their round forms; ends in `WorkersPrestarted`.
 
-    From then on they are parked like those of a round that has ended.
+    They run the script up to its function and wait there, parked like the processes of a round that has ended.
     """
 
     provisional: StartRound
@@ -42,14 +42,14 @@ class PrestartWorkers:
 
 @dataclass(frozen=True)
 class HoldWorkers:
-    """Let no worker of the round pass its next report of a step; ends in `WorkersHeld`."""
+    """Let each worker of the round wait at its next report of a step; ends in `WorkersHeld`."""
 
     round: RoundId
 
 
 @dataclass(frozen=True)
 class StopWorkersAt:
-    """Let the held workers continue to this step and exit there; ends in `LastStepMissed` if the hold has expired."""
+    """Let the held workers continue to this step and stop there; ends in `LastStepMissed` if the hold has expired."""
 
     round: RoundId
     step: int
@@ -57,29 +57,30 @@ class StopWorkersAt:
 
 @dataclass(frozen=True)
 class StopWorkers:
-    """SIGTERM, `grace` seconds, SIGKILL to every worker and its descendants; ends in `AllWorkersStopped`.
+    """Send SIGTERM to every worker, and SIGKILL to it and its descendants `grace` seconds later.
 
-    A worker whose function can be called again is interrupted instead of SIGTERM, and its process stays. With a grace
-    of 0 no other worker gets SIGTERM. During a stop: SIGKILL after `grace` seconds.
+    Ends in `AllWorkersStopped`. A worker whose function can be called again gets no SIGTERM: its function is
+    interrupted, and its process stays. With a grace of 0 the other workers get only SIGKILL. If a stop is in progress,
+    this effect only shortens its grace period.
     """
 
     grace: float
     for_good: bool = False
-    """No round follows on this node: no process stays."""
+    """No round follows on this node, so no process stays."""
     job_goes_on: bool = False
-    """The job goes on without this node: processes that wait for a next round end without running more of the script.
-    """
+    """The job goes on without this node. Processes that wait for a next round end without running the rest of the
+    script, which must not write any more."""
     dump_stacks: bool = False
     """Dump the workers' stacks before the first signal; ends in `StackReport`."""
     at_once: bool = False
-    """Only SIGKILL: no process stays, and none copies its state."""
+    """Send only SIGKILL: no process stays, and none copies its state."""
     discard_state: bool = False
-    """What is in the memory of the node is not used any more."""
+    """The training state in the memory of this node is not used any more."""
 
 
 @dataclass(frozen=True)
 class LeaveCollectives:
-    """Let the workers that wait with it break their collectives and leave them."""
+    """Let the workers that have waited for this break their collectives and leave their function."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ class CheckHealth:
 
 @dataclass(frozen=True)
 class FreezeWorkers:
-    """Stop every process of the workers with SIGSTOP, or continue it with SIGCONT."""
+    """Stop every process of the workers with SIGSTOP (`on`), or continue it with SIGCONT."""
 
     on: bool
 
@@ -110,7 +111,7 @@ class StartLeaveTimer:
 
 @dataclass(frozen=True)
 class SetMachineEnd:
-    """Let the workers of this round and of later ones know that this machine ends in `seconds`; None: it does not."""
+    """Let the workers of this round and of later ones know that this Node ends in `seconds`; None: it does not."""
 
     seconds: float | None
 

@@ -36,7 +36,7 @@ class FunctionCalled:
 
 @dataclass(frozen=True)
 class HangGuarded:
-    """What guards the round's workers against a hang, in place of torch's own time-out, is known."""
+    """It is known what guards the round's workers against a hang, in place of torch's own time-out."""
 
     status: str
     """`Announce.hang_guard`."""
@@ -53,8 +53,8 @@ class WorkersLaunched:
 class WorkerEnded:
     """A worker of the round ended, or could not be started (then none of the round's workers runs on this node).
 
-    Without a failure the worker exited 0 or the agent stopped it. The process of a worker whose function can be called
-    again goes on.
+    Without a failure the worker exited 0, or the agent stopped it. If its function can be called again, the process may
+    still be there.
     """
 
     round: RoundId
@@ -66,11 +66,11 @@ class WorkerEnded:
 
 @dataclass(frozen=True)
 class WorkersHeld:
-    """No worker of the round passes its next report of a step."""
+    """Each worker of the round waits at its next report of a step."""
 
     round: RoundId
     step: int | None
-    """The latest step that a worker may have completed; None: not all workers report steps, and none is held."""
+    """The latest step that a worker may have completed. None: not all workers report steps, so none is held."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,9 @@ class AllWorkersStopped:
 
     store_port: int
     unhealthy: Failure | None = None
-    """Set when processes are left after all: SIGKILL does not end them, and the agent has abandoned them."""
+    """Set if SIGKILL did not end some processes, and the agent has abandoned them."""
     parked: bool = False
-    """Whether processes are left that wait for the next round; nothing of the old one runs in them."""
+    """Whether processes wait for the next round. Nothing of the old round runs in them."""
     has_state: bool = True
     """As in `WorkersStopped`."""
     new_processes: NewProcesses = NO_NEW_PROCESSES
@@ -97,12 +97,12 @@ class AllWorkersStopped:
 
 @dataclass(frozen=True)
 class StateLost:
-    """This node has no training state any more: a process that had it has ended."""
+    """This node has no training state any more, because the process that had it has ended."""
 
 
 @dataclass(frozen=True)
 class ProgressTimedOut:
-    """The round's workers have made steps before, and none within the progress timeout."""
+    """The round's workers have made steps, but none within the progress timeout."""
 
     round: RoundId
 
@@ -117,7 +117,7 @@ class StackReport:
 
 @dataclass(frozen=True)
 class AllResultsEnded:
-    """During a stop: no worker of the round counts a step any more, and some wait for `LeaveCollectives`."""
+    """In a stop, no worker of the round counts a step any more, and some wait for `LeaveCollectives`."""
 
     round: RoundId
 

@@ -45,5 +45,5 @@ def describe_failure(failure: Failure) -> str:
 
 
 def assert_never(value: NoReturn) -> NoReturn:
-    """Fail on a case that no branch handles. typing has this function from Python 3.11 on only."""
+    """Fail on a case that no branch handles. `typing` has this function only from Python 3.11 on."""
     raise AssertionError(f"not handled: {value!r}")

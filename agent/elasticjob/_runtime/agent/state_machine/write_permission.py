@@ -1,4 +1,4 @@
-"""Which workers may write: until when a node may go on without another answer (docs/design.md). Pure."""
+"""Until when a node may write without another answer of the coordinator or of its peers (docs/design.md). Pure."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from collections.abc import Mapping
 def permission_end(
     group_rank: int, group_world_size: int, coordinator: float = -math.inf, nodes: Mapping[int, float] | None = None
 ) -> float:
-    """Return until when a node may write: while it trusts in the coordinator or in more than half of its round's nodes.
+    """Return until when a node may write: as long as it trusts the coordinator, or more than half of its round's nodes.
 
-    `coordinator`, `nodes`: until when the node trusts in them, by their last answers; seconds of the same clock as the
-    result. `nodes` has the nodes to which it has a link, by group rank. All links end at group rank 0, which counts the
-    nodes. It keeps the links of the others only while it may write itself, so one link is enough for them.
+    `coordinator`: until when the node trusts the coordinator, according to its last answer. `nodes`: the same for each
+    node to which this one has a link, by group rank. All times are seconds of one clock.
+
+    Every link ends at group rank 0, which counts the nodes. It keeps the links only while it may write itself, so for
+    every other node its one link is enough.
     """
     links = nodes or {}
     if group_rank > 0:

@@ -27,10 +27,10 @@ from elasticjob._runtime.system.memory_file import SHARED_MEMORY
 log = logging.getLogger(__name__)
 
 CHECK_TIMEOUT = 60.0
-"""Seconds for all checks. Eight GPUs need ten when their driver has to initialize. A slow disk may take longer and be
-healthy: a check that takes too long is a suspicion."""
+"""Seconds for all checks. Eight GPUs take ten seconds when their driver has to initialize. A slow but healthy disk may
+take longer, so a check that is not done in time is only a suspicion."""
 MIN_SHARED_MEMORY = 1 << 20
-"""Bytes of shared memory that must be free: gloo and NCCL allocate as much when they start."""
+"""Bytes of shared memory that must be free. gloo and NCCL allocate this much when they start."""
 EARLIEST_CLOCK = 1_735_689_600.0
 """Unix seconds (2025-01-01): a clock before this was never set."""
 KERNEL_LOG = "/dev/kmsg"
@@ -39,7 +39,7 @@ CUDA = "libcuda.so.1"
 _MAX_TEXT = 1024
 """Characters of a problem that are reported."""
 _FULL = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT))
-"""Ends of the texts of problems that other pods may cause, and that end with them."""
+"""How the texts of problems end that another pod may have caused, and that end with that pod."""
 _QUERY = ("index", "ecc.errors.uncorrected.volatile.total", "remapped_rows.pending", "remapped_rows.failure")
 _NVIDIA_SMI_ERROR = re.compile(
     r"(GPU is lost|Unable to determine the device handle|No devices were found|has failed)[^\n]*"
@@ -110,7 +110,7 @@ class Gpus:
     expected: int
     """The number of GPUs that the container requests; with 0 they are not checked."""
     errors: dict[str, int] = field(default_factory=dict)
-    """Uncorrectable memory errors of each GPU at the first check: an earlier job's, which may be repaired since."""
+    """Uncorrectable memory errors of each GPU at the first check. An earlier job had them, and they may be repaired."""
 
     def evaluate(self, output: str) -> str:
         """Return the problem that nvidia-smi's output shows. Output in an unknown format (an old driver) shows none."""
@@ -172,7 +172,7 @@ class KernelLog:
 
 
 class NodeHealth:
-    """The checks of one node. They run in a thread: a disk or a driver that hangs must not block the agent."""
+    """The checks of one node. They run in a thread, because a disk or a driver that hangs must not block the agent."""
 
     def __init__(self, directory: str, gpus: int, env: Mapping[str, str], non_workers: set[int]) -> None:
         """`directory`: where the disk is checked. `gpus`: the number that the container requests.

@@ -219,12 +219,12 @@ class ReachabilityMonitor:
         self._set_timer(at if at < math.inf else None)
 
     def _ask(self, start: StartRound, links: list[ControlLink]) -> None:
-        """Send data over links without an answer. TCP repeats lost data soon; the next probe comes an interval later."""
+        """Send data over links without an answer: TCP repeats lost data soon, and sends the next probe much later."""
         for link in links:
             link.send(MemberLink(start.round, start.group_rank))
 
     def _give_up(self, start: StartRound) -> None:
-        """Report that this node is cut off, and end the links of the other nodes: they must not count on it any more."""
+        """Report that this node is cut off, and end the links of the other nodes: they must not count on it now."""
         self._set_timer(None)
         self._is_cut_off = True
         self._end_links(lambda round_id: round_id == start.round)

@@ -1,6 +1,7 @@
-"""What ends a hang where the job has no hangPolicy and torch's own time-out is off, and the texts about it. Pure.
+"""What ends a hang if the job has no hangPolicy and torch's own time-out is off, and the texts about it. Pure.
 
-A process whose function can be called again keeps torch from ending it (`elasticjob.inprocess.timeout_guard`).
+torch would end a process whose collective exceeds the time-out. In a process whose function can be called again,
+`elasticjob.inprocess.timeout_guard` prevents that.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ class HangGuard:
 
     seconds: float
     by_collectives: bool
-    """The workers find overdue collectives. False: only their steps show a hang."""
+    """Whether the workers find overdue collectives themselves. If not, only missing steps show a hang."""
 
     @property
     def step_timeout(self) -> float:
@@ -44,9 +45,9 @@ class HangGuard:
 
 
 def guard_of(reports: Iterable[Guarded], *, hang_policy: bool) -> HangGuard | None:
-    """Return the guard of a node, of whose workers each has sent its last report; None if it has none.
+    """Return the guard of a node; None if it has none. `reports`: the last report of each of its workers.
 
-    A hangPolicy is the user's choice, and replaces it.
+    A hangPolicy is the user's choice, and replaces the guard.
     """
     found = list(reports)
     if hang_policy or not found:

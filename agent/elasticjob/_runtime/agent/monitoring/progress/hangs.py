@@ -23,7 +23,7 @@ from elasticjob._runtime.contract.shared_memory.untrusted_file import read_regul
 from elasticjob._runtime.diagnosis import own_file
 
 STACKS_TIMEOUT = 0.3
-"""Seconds that workers have to write their stacks. A process that is stuck in the kernel writes none."""
+"""Seconds that workers have to write their stacks. A process that is stuck in the kernel does not write any."""
 STACKS_INTERVAL = 0.002
 """Seconds between two checks whether all workers have written their stacks."""
 STACKS_SETTLED = 0.02

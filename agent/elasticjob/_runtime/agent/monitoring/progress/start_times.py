@@ -1,6 +1,6 @@
-"""How long the processes of this node need to their function, and the ranks from there to one state.
+"""How long a process of this node takes to reach its function, and how long all ranks then take to have one state.
 
-The coordinator decides by these times whether the others wait for a new process (`rendezvous.slow_starts`).
+With these times the coordinator decides whether a round waits for a new process (`rendezvous.slow_starts`).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ class StartTimes:
         self._clock = clock
         self._started_at = 0.0
         self._started: set[int] = set()
-        """Local ranks of new processes of this round that have not called their function."""
+        """Local ranks whose new processes of this round have not called their function yet."""
         self._called_at: dict[int, float] = {}
         """When each rank of this round called its function, by local rank."""
         self._reaches_function_ahead: bool | None = None
-        """None while no process that was started ahead of a round has come to its function or has ended."""
+        """Whether prestarted processes reach their function; None while none has reached it or ended."""
         self._start_seconds: float | None = None
         self._form_seconds: float | None = None
         self.synced = False
@@ -49,7 +49,7 @@ class StartTimes:
         self._started_at, self._started = self._clock(), set(local_ranks)
 
     def called(self, local_rank: int) -> None:
-        """Record that a rank calls its function in the round. Of ranks that start together, the last one counts."""
+        """Record that a rank calls its function in the round. If several ranks start together, the last one counts."""
         if local_rank in self._called_at:
             return
         self._called_at[local_rank] = self._clock()
@@ -59,17 +59,19 @@ class StartTimes:
     def ended(self, began: Callable[[int], float | None]) -> None:
         """Record the end of the round. `began`: when a local rank's `State.sync` had ended; None if it has not."""
         times = [(at, began(local_rank)) for local_rank, at in self._called_at.items()]
-        # The rank that came last waited for none.
+        # The rank that called its function last did not wait for any other.
         formed = [round(end - at, 4) for at, end in times if end is not None]
         self._form_seconds = min(formed, default=self._form_seconds)
         self.synced = bool(formed)
         self._called_at = {}
 
     def reached_function_ahead(self) -> None:
-        """Record that a process that was started ahead of a round waits at its function."""
+        """Record that a prestarted process waits at its function."""
         self._reaches_function_ahead = True
 
     def ended_ahead(self) -> None:
-        """Record that a process that was started ahead of a round has ended. If none has waited at its function so far,
-        the script may need its round before."""
+        """Record that a prestarted process has ended.
+
+        If no such process has reached its function so far, the script may need a round before it gets there.
+        """
         self._reaches_function_ahead = bool(self._reaches_function_ahead)

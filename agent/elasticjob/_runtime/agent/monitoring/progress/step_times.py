@@ -10,7 +10,7 @@ from elasticjob._runtime.agent.monitoring.progress.worker_progress import Progre
 WINDOW = 60.0
 """Seconds of a window. Users do not need the result more often, and every window wakes the agent."""
 MIN_STEPS = 5
-"""Steps that every worker makes in a window at least: with long steps, the window is extended."""
+"""Every worker makes at least this many steps in a window. If steps are long, the window is extended."""
 
 
 class StepTimeMonitor:

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from elasticjob._runtime.contract.messages import TrainingProgress
 
 INTERVAL = 5.0
-"""Seconds from one report to the next. Reading the workers' memory wakes the agent."""
+"""Seconds between two reports. More frequent ones would wake the agent more often."""
 
 
 class TrainingReports:
-    """Reports between `start` and `stop`. The scripts of other nodes than rank 0's, and many others, report nothing."""
+    """Sends reports between `start` and `stop`. Only rank 0 has something to report, and many scripts never do."""
 
     def __init__(
         self,

@@ -37,9 +37,9 @@ from elasticjob._runtime.system.memory_file import fixed_memory_file, memory_fil
 log = logging.getLogger(__name__)
 
 HOLD_TIMEOUT = 3.0
-"""Seconds that workers wait for their last step at most; longer than a coordinator needs to send it."""
+"""Workers wait at most this many seconds for their last step. A coordinator needs less to send it."""
 SETTLE = 0.001
-"""Seconds after which a worker on another processor sees a HOLD, and this process the step written before it."""
+"""Seconds after which a worker on another processor sees HOLD, and this process sees the step that it wrote before."""
 STATE_BUFFERS = 3
 """Memory buffers that outlive a round, for `elasticjob.State`: two copies, of which one is complete while the other is
 written, and one buffer for what each worker keeps for itself."""
@@ -48,13 +48,13 @@ SHARD_BUFFERS = 4
 _MAX_HELLO = 1024
 """Bytes."""
 _MALFORMED = (ValueError, TypeError, KeyError, AttributeError, OverflowError)
-"""Errors of reading what a worker sent, if it is not what our own code sends."""
+"""Errors that occur when a worker has sent something that our own code does not send."""
 _MAX_STEP = NO_LIMIT - 2
 """The highest step: the one after it is below NO_LIMIT."""
 MIN_SECONDS = 1e-6
-"""A state that came faster than this did not come over a network: the speed would be no number in the status."""
+"""A transfer that took less did not go over a network, and its speed would not be a number that the status can have."""
 MAX_INTERFACE = 64
-"""Characters of an interface's name: Linux has 15, and InfiniBand devices 64."""
+"""Characters of an interface's name. Linux allows 15, and InfiniBand devices have up to 64."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class _Rank:
     words: AgentPage
     peer: socket.socket | None = None
     pid: int = 0
-    """The rank's own process; its child processes have the same environment, and are refused."""
+    """The rank's own process. Its child processes have the same environment, and their connections are refused."""
 
 
 class WorkerProgress:
@@ -98,11 +98,11 @@ class WorkerProgress:
         self._shards: dict[int, tuple[int, ...]] = {}
         """Descriptors of each worker's own buffers, by local rank."""
         self._had_steps = False
-        """Whether a worker of an earlier round has reported a step."""
+        """Whether a worker of any earlier round has reported a step."""
         self._round: RoundId | None = None
         self._ranks: dict[int, _Rank] = {}
-        self._ahead: dict[int, AgentPage] = {}
-        """Words of the last page for a worker that was started ahead of its round, by local rank."""
+        self._prestarted: dict[int, AgentPage] = {}
+        """Words of the last page of each prestarted worker, by local rank."""
         self._limit = NO_LIMIT
         self._deadline = NO_LIMIT
         self._expiry: asyncio.TimerHandle | None = None
@@ -113,7 +113,7 @@ class WorkerProgress:
         self._loop.add_reader(self._listener, self._accept)
 
     def begin_round(self, round_id: RoundId) -> None:
-        """Forget the workers of the last round; those of the new one are not held."""
+        """Forget the workers of the last round. The workers of the new one are not held."""
         self._had_steps = self.has_steps
         self._forget()
         self._round = round_id
@@ -144,7 +144,7 @@ class WorkerProgress:
         return tuple(report for rank, report in reported.items() if not self._ranks[rank].words[PageWord.ENDING])
 
     def made_step(self, local_rank: int) -> bool:
-        """Return whether this worker has made a step in this round. `State.sync` reports one that it has not made."""
+        """Return whether this worker has made a step in this round. A step that `State.sync` reports is none."""
         if local_rank not in self._ranks:
             return False
         words = self._ranks[local_rank].words
@@ -152,12 +152,12 @@ class WorkerProgress:
 
     @property
     def has_steps(self) -> bool:
-        """Whether any worker of this node has ever reported a step, also one that `State.sync` has brought it to."""
+        """Whether any worker of this node has ever reported a step. The step that `State.sync` reports counts."""
         words = (rank.words for rank in self._ranks.values())
         return self._had_steps or any(w[PageWord.STEP] != NO_STEP or w[PageWord.HEARTBEATS] > 0 for w in words)
 
     def began(self, local_rank: int) -> float | None:
-        """Return when `State.sync` has brought this worker to the state of the round, as `ProgressReport.time`."""
+        """Return when `State.sync` restored the round's state in this worker, as `ProgressReport.time`; None: never."""
         at = self._ranks[local_rank].words[PageWord.BEGIN_TIME] if local_rank in self._ranks else 0
         return at / 1e9 if at else None
 
@@ -175,12 +175,12 @@ class WorkerProgress:
         return tuple(descriptor for buffers in self._shards.values() for descriptor in buffers)
 
     def discard_copies(self) -> None:
-        """Forget all copies. No worker runs that could write another one."""
+        """Forget all copies. Call it when no worker runs any more that could write another one."""
         for descriptor in (*self.memory, *self._all_shard_buffers()):
             os.pwrite(descriptor, bytes(HEADER_SIZE), 0)
 
     def training(self) -> TrainingProgress | None:
-        """Return what rank 0 reports of the training; None if it is not on this node, or reports only its steps."""
+        """Return what rank 0 reports about the training; None if it is on another node, or reports only its steps."""
         texts = ((r.words, text) for r in self._ranks.values() if (text := read_text(r.words)) is not None)
         words, text = next(texts, (None, b""))
         if words is None or self._round is None:
@@ -205,9 +205,9 @@ class WorkerProgress:
         return local_rank in self._ranks and self._ranks[local_rank].words[PageWord.STOPPED] == 1
 
     async def hold(self, workers: int) -> int | None:
-        """Hold all workers at their next report; return the latest step that any of them may have done by then.
+        """Hold all workers at their next report, and return the latest step that any of them may have done by then.
 
-        Return None, and hold none, when fewer than `workers` report their steps. The hold ends after HOLD_TIMEOUT.
+        If fewer than `workers` report their steps, hold none of them and return None. The hold ends after HOLD_TIMEOUT.
         """
         self._set_limit(HOLD)
         await asyncio.sleep(SETTLE)
@@ -227,18 +227,18 @@ class WorkerProgress:
 
     @property
     def ending(self) -> bool:
-        """Whether the workers are to stop at a step that is known or about to be."""
+        """Whether the workers will stop at a step, which is known already or will be soon."""
         return self._limit != NO_LIMIT
 
     def set_deadline(self, at: float) -> None:
         """Let the workers know when they must have ended, in seconds of this host's CLOCK_MONOTONIC; inf: never."""
         nanoseconds = at * 1e9
         self._deadline = max(0, int(nanoseconds)) if abs(nanoseconds) < NO_LIMIT else NO_LIMIT if at > 0 else 0
-        for words in (*(rank.words for rank in self._ranks.values()), *self._ahead.values()):
+        for words in (*(rank.words for rank in self._ranks.values()), *self._prestarted.values()):
             words[PageWord.DEADLINE] = self._deadline
 
     def release(self) -> None:
-        """Let held workers continue: the agent stops them by a signal."""
+        """Let held workers continue, because the agent stops them by a signal."""
         if self._limit == HOLD:
             self._set_limit(NO_LIMIT)
 
@@ -290,7 +290,7 @@ class WorkerProgress:
             if not 0 <= local_rank < self._workers:
                 raise ValueError(f"there is no local rank {str(local_rank)[:20]}")
             if round_id.is_ahead:
-                self._serve_ahead(peer, local_rank)
+                self._serve_prestarted(peer, local_rank)
                 return
             if round_id != self._round:
                 raise ValueError(f"round {round_id} is over")
@@ -315,9 +315,9 @@ class WorkerProgress:
             interface = printable(str(received["interface"])[:MAX_INTERFACE])
             self.on_state_received(StateReceived(round_id, rank, size, seconds, interface))
 
-    def _serve_ahead(self, peer: socket.socket, local_rank: int) -> None:
-        """Send a worker that was started ahead of its round the memory buffers, and a page of which nothing is read."""
-        page, self._ahead[local_rank] = self._new_page()
+    def _serve_prestarted(self, peer: socket.socket, local_rank: int) -> None:
+        """Send a prestarted worker the memory buffers, and a page that is never read."""
+        page, self._prestarted[local_rank] = self._new_page()
         try:
             socket.send_fds(peer, [b"\0"], [page, *self.memory, *self._shard_buffers(local_rank)])
         finally:
@@ -356,7 +356,7 @@ class WorkerProgress:
         return rank.peer is not None
 
     def _disconnect(self, rank: _Rank) -> None:
-        """Close a worker's connection; also called when it is readable: a worker sends nothing after its hello."""
+        """Close a worker's connection. A worker sends nothing after its hello, so a readable connection has ended."""
         if rank.peer is not None:
             self._loop.remove_reader(rank.peer)
             rank.peer.close()
