@@ -22,7 +22,8 @@ from elasticjob._runtime.agent.processes import become_subreaper
 from elasticjob._runtime.agent.reporting.worker_output import OutputSink
 from elasticjob._runtime.agent.start_workers.command import parse_command
 from elasticjob._runtime.agent.start_workers.launcher import Launcher
-from elasticjob._runtime.agent.workers.worker_group import CLEANUP_TIMEOUT, LOAD_TIMEOUT, WorkerGroup
+from elasticjob._runtime.agent.workers.stop_sequence import CLEANUP_TIMEOUT, LOAD_TIMEOUT
+from elasticjob._runtime.agent.workers.worker_group import WorkerGroup
 from elasticjob._runtime.contract.messages import StartRound
 from elasticjob._runtime.contract.names import Env, RoundId
 from support.slow_tracker import CODE

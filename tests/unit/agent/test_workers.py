@@ -21,9 +21,10 @@ from elasticjob._runtime.agent.processes import descendants, signal_one
 from elasticjob._runtime.agent.reporting.worker_output import OutputSink
 from elasticjob._runtime.agent.start_workers.command import parse_command
 from elasticjob._runtime.agent.start_workers.launcher import Launcher
-from elasticjob._runtime.agent.workers import spare_processes
+from elasticjob._runtime.agent.workers import spare_processes, spares, stop_sequence
 from elasticjob._runtime.agent.workers import worker_group as workers_module
 from elasticjob._runtime.agent.workers.worker_group import WorkerGroup
+from elasticjob._runtime.agent.workers.worker_process import IN_ROUND
 from elasticjob._runtime.contract.messages import FailureClass, StartRound
 from elasticjob._runtime.contract.names import Env, RoundId
 from elasticjob._runtime.system.code_root import CODE_ROOT
@@ -45,9 +46,9 @@ def config() -> AgentConfig:
 def unkillable(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """Process ids that the agent signals; no signal has an effect, as in an uninterruptible sleep."""
     signalled: list[int] = []
-    monkeypatch.setattr(workers_module, "kill", signalled.extend)
+    monkeypatch.setattr(stop_sequence, "kill", signalled.extend)
     monkeypatch.setattr(stuck_processes, "KILL_TIMEOUT", 0.05)
-    monkeypatch.setattr(workers_module, "LOOK_INTERVAL", 0.01)
+    monkeypatch.setattr(stop_sequence, "LOOK_INTERVAL", 0.01)
     yield signalled
     for pid in set(signalled):
         os.kill(pid, signal.SIGKILL)
@@ -88,7 +89,7 @@ async def started(config: AgentConfig, folder: Path, command: list[str]) -> Work
 async def test_a_worker_stuck_in_the_kernel_is_abandoned_and_the_node_is_unhealthy(
     config: AgentConfig, tmp_path: Path, unkillable: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers_module, "blocked_threads", lambda pids: frozenset((pid, 7) for pid in pids))
+    monkeypatch.setattr(stop_sequence, "blocked_threads", lambda pids: frozenset((pid, 7) for pid in pids))
     workers = await sleeping_worker(config, tmp_path)
     failure = await workers.stop(0.0)
     assert failure is not None
@@ -113,7 +114,7 @@ async def test_a_worker_whose_memory_is_being_freed_is_waited_for(
                 os.kill(pid, signal.SIGKILL)
         return frozenset((pid, looks) for pid in pids) if looks < 2 * BLOCKED_LOOKS else frozenset()
 
-    monkeypatch.setattr(workers_module, "blocked_threads", at_work)
+    monkeypatch.setattr(stop_sequence, "blocked_threads", at_work)
     workers = await sleeping_worker(config, tmp_path)
     asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, workers.reap)
     assert await workers.stop(0.0) is None
@@ -125,7 +126,7 @@ async def test_a_worker_whose_memory_is_being_freed_is_waited_for(
 async def test_the_agent_does_not_wait_for_ever(
     config: AgentConfig, tmp_path: Path, unkillable: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers_module, "LONGEST_KILL", 0.2)
+    monkeypatch.setattr(stop_sequence, "LONGEST_KILL", 0.2)
     workers = await sleeping_worker(config, tmp_path)
     failure = await workers.stop(0.0)
     assert failure is not None
@@ -180,7 +181,9 @@ async def test_a_grace_period_in_progress_can_be_shortened(config: AgentConfig, 
 async def end(workers: WorkerGroup, pid: int) -> None:
     """Kill a worker that counts as exiting, and wait until it is reaped."""
     signal_one(pid, signal.SIGKILL)
-    assert await workers._until(lambda: pid not in workers._exiting, 60)
+    async with asyncio.timeout(60):
+        while workers.table.get(pid) is not None:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 def remove_handler() -> None:
@@ -194,8 +197,8 @@ async def test_a_start_waits_for_an_exiting_worker_only_if_it_holds_what_the_new
     monkeypatch.setattr(workers_module, "reason_to_wait", lambda _: reason)
     workers = await sleeping_worker(config, tmp_path)
     asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, workers.reap)
-    (pid,) = workers._running
-    workers._exits(pid, -signal.SIGKILL)
+    (pid,) = workers.table.pids(IN_ROUND)
+    workers.process_exits(pid, -signal.SIGKILL)
     (ended,) = workers.reap()
     assert ended.failure is not None
     assert ended.failure.signal == "SIGKILL"
@@ -205,7 +208,7 @@ async def test_a_start_waits_for_an_exiting_worker_only_if_it_holds_what_the_new
     workers.expect_start()
     start = asyncio.create_task(workers.start(replace(START, round=RoundId(1, 0, 2))))
     await asyncio.sleep(0)  # the start begins
-    assert bool(workers._running) == (not reason)
+    assert bool(workers.table.pids(IN_ROUND)) == (not reason)
     await end(workers, pid)
     assert workers.reap() == [], "it is reported once"
     assert await start is None
@@ -226,8 +229,8 @@ async def test_a_workers_end_is_reported_before_it_is_known_what_the_worker_hold
     monkeypatch.setattr(workers_module, "reason_to_wait", reason_to_wait)
     workers = await sleeping_worker(config, tmp_path)
     workers.on_end = lambda: order.extend(ended.local_rank for ended in workers.reap())
-    (pid,) = workers._running
-    workers._exits(pid, -signal.SIGKILL)
+    (pid,) = workers.table.pids(IN_ROUND)
+    workers.process_exits(pid, -signal.SIGKILL)
     assert order == [0, pid]
     os.kill(pid, signal.SIGKILL)
     await asyncio.to_thread(os.waitpid, pid, 0)
@@ -239,8 +242,8 @@ async def test_a_start_that_waits_for_an_exiting_worker_does_not_delay_a_stop(
     monkeypatch.setattr(workers_module, "reason_to_wait", lambda _: "it has /dev/nvidia0 open")
     workers = await sleeping_worker(config, tmp_path)
     asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, workers.reap)
-    (pid,) = workers._running
-    workers._exits(pid, -signal.SIGKILL)
+    (pid,) = workers.table.pids(IN_ROUND)
+    workers.process_exits(pid, -signal.SIGKILL)
     assert await workers.stop(0.0) is None
     workers.expect_start()
     start = asyncio.create_task(workers.start(replace(START, round=RoundId(1, 0, 2))))
@@ -262,11 +265,11 @@ async def test_a_stop_kills_what_an_exiting_worker_has_started(
     workers = await started(config, tmp_path, ["sh", "-c", command])
     ready = await asyncio.to_thread((tmp_path / "ready").open)
     asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, workers.reap)
-    (pid,) = workers._running
+    (pid,) = workers.table.pids(IN_ROUND)
     assert await asyncio.to_thread(ready.read, 6) == "ready\n"
     ready.close()
     (child,) = descendants(pid)
-    workers._exits(pid, -signal.SIGKILL)
+    workers.process_exits(pid, -signal.SIGKILL)
     assert await asyncio.wait_for(workers.stop(0.0), 60) is None
     assert child not in descendants(os.getpid())
     await end(workers, pid)
@@ -278,10 +281,10 @@ async def test_an_exiting_worker_that_does_not_end_makes_the_node_unhealthy(
     config: AgentConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workers_module, "reason_to_wait", lambda _: "it has /dev/nvidia0 open")
-    monkeypatch.setattr(workers_module, "LONGEST_KILL", 0.1)
+    monkeypatch.setattr(stop_sequence, "LONGEST_KILL", 0.1)
     workers = await sleeping_worker(config, tmp_path)
-    (pid,) = workers._running
-    workers._exits(pid, -signal.SIGKILL)
+    (pid,) = workers.table.pids(IN_ROUND)
+    workers.process_exits(pid, -signal.SIGKILL)
     assert await workers.stop(0.0) is None
     workers.expect_start()
     failure = await workers.start(replace(START, round=RoundId(1, 0, 2)))
@@ -298,12 +301,12 @@ async def test_an_exit_code_of_0_counts_before_the_worker_is_reaped_only_if_the_
     """The code may be unknown."""
     workers = await sleeping_worker(config, tmp_path)
     asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, workers.reap)
-    (pid,) = workers._running
-    workers._exits(pid, 0)
+    (pid,) = workers.table.pids(IN_ROUND)
+    workers.process_exits(pid, 0)
     assert workers.reap() == []
     stop = asyncio.create_task(workers.stop(600.0, signal.SIGCONT))
     await asyncio.sleep(0)  # the stop begins
-    workers._exits(pid, 0)
+    workers.process_exits(pid, 0)
     (ended,) = workers.reap()
     assert ended.failure is None
     assert await stop is None
@@ -315,7 +318,7 @@ async def test_spare_processes_end_on_a_frozen_node_and_come_back_with_its_next_
     config: AgentConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A node that was cut off kills its workers, and takes part in rounds again."""
-    monkeypatch.setattr(workers_module, "SPARE_INTERVAL", 0.01)
+    monkeypatch.setattr(spares, "SPARE_INTERVAL", 0.01)
     config = replace(config, env={**config.env, "PYTHONPATH": CODE_ROOT})
     others = descendants(os.getpid())
 
@@ -345,7 +348,7 @@ async def spare_log(
     config: AgentConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> AsyncIterator[Callable[..., Awaitable[str]]]:
     """Returns what the log says of the spare process of a worker, up to a text; the worker runs this script."""
-    monkeypatch.setattr(workers_module, "SPARE_INTERVAL", 0.01)
+    monkeypatch.setattr(spares, "SPARE_INTERVAL", 0.01)
     monkeypatch.setattr(spare_processes, "SHORTEST_WAIT", 0.05)
     monkeypatch.setattr(spare_processes, "FIRST_NOTE", 0.05)
     caplog.set_level("INFO")

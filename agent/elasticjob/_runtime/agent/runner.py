@@ -199,7 +199,7 @@ class Agent:
         )  # fmt: skip
         self._workers = WorkerGroup(config, self._launcher, scratch, self._stdout, self._stderr)
         self._saver = StateSaver(self._workers.progress.memory, self._is_first_node)
-        self._health = NodeHealth(str(scratch), config.gpus, env, self._workers.non_workers)
+        self._health = NodeHealth(str(scratch), config.gpus, env, self._workers.helper_pids)
 
     def _create_executor(self) -> None:
         """Connect the workers with what watches them, and with the decisions."""

@@ -1,0 +1,198 @@
+"""Start the workers of a round: parked processes are called, spare ones take places, and the rest is launched."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from elasticjob._runtime.agent.config import AgentConfig
+from elasticjob._runtime.agent.monitoring.progress.worker_progress import WorkerProgress
+from elasticjob._runtime.agent.processes import is_stopped
+from elasticjob._runtime.agent.reporting.worker_output import Tail
+from elasticjob._runtime.agent.start_workers.launcher import Launcher, StartError, WorkerStart
+from elasticjob._runtime.agent.workers.end_process import discard_process, kill_process
+from elasticjob._runtime.agent.workers.prestart import Prestart
+from elasticjob._runtime.agent.workers.process_changes import ProcessChanges
+from elasticjob._runtime.agent.workers.process_table import ProcessTable
+from elasticjob._runtime.agent.workers.restartable_workers import RestartableWorkers
+from elasticjob._runtime.agent.workers.round_times import RoundTimes
+from elasticjob._runtime.agent.workers.spares import Spares
+from elasticjob._runtime.agent.workers.start_window import StartWindow
+from elasticjob._runtime.agent.workers.stop_sequence import KEEP_TIMEOUT, StopSequence
+from elasticjob._runtime.agent.workers.worker import Worker
+from elasticjob._runtime.agent.workers.worker_files import WorkerFiles
+from elasticjob._runtime.agent.workers.worker_process import (
+    KEPT,
+    LOADING,
+    RUNNING,
+    SPARE,
+    SPARES,
+    ProcessEvent,
+)
+from elasticjob._runtime.contract.messages import Failure, FailureClass, StartRound
+
+log = logging.getLogger(__name__)
+
+FAILED_CALLS = 2
+"""Calls of a function in a row that fail before their first step, after which its process is replaced: what is broken
+in it may stay, such as a library's state. One alone may be chance."""
+SET_UP_NOTE = 300.0
+"""Seconds between two lines in the log about a script that has not reached its function ahead of a round."""
+
+
+class RoundStarter:
+    """Starts workers, in a round and ahead of one. The caller has opened the `StartWindow`; each start closes it."""
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        table: ProcessTable,
+        changes: ProcessChanges,
+        window: StartWindow,
+        launcher: Launcher,
+        restartable: RestartableWorkers,
+        progress: WorkerProgress,
+        times: RoundTimes,
+        files: WorkerFiles,
+        prestart: Prestart,
+        spares: Spares,
+        stop_sequence: StopSequence,
+    ) -> None:
+        self.on_end: Callable[[], None] = lambda: None
+        """Called when processes have started ahead of a round: some may have ended before their ids were known."""
+        self._config = config
+        self._table = table
+        self._changes = changes
+        self._window = window
+        self._launcher = launcher
+        self._restartable = restartable
+        self._progress = progress
+        self._times = times
+        self._files = files
+        self._prestart = prestart
+        self._spares = spares
+        self._stop_sequence = stop_sequence
+        self._is_first = True
+        """Whether no workers of a round were started before."""
+
+    async def start(self, start: StartRound) -> Failure | None:
+        """As `WorkerGroup.start`."""
+        prepared: list[tuple[Worker, WorkerStart]] = []
+        called: dict[int, Worker] = {}
+        self._is_first = False
+        try:
+            self._progress.begin_round(start.round)
+            self._times.begin_round()
+            await self._end_broken()
+            if not start.state_known:
+                self._end_outdated()
+            for local_rank in range(self._config.processes):
+                self._files.folder(start, local_rank)  # if this fails, all processes are parked still
+            called |= self._call(start, self._table.workers(KEPT))
+            missing = self.missing_ranks(called.values())
+            self._spares.end_slow(missing)
+            if missing and (failure := await self._stop_sequence.until_replaceable()):
+                return failure
+            called |= self._call(start, self._spares.ready_for(missing))
+            missing = self.missing_ranks(called.values())
+            for local_rank in missing:
+                prepared.append(self._files.prepare(start, local_rank))
+            keep = {*called, *self._table.pids(SPARES)}
+            self._times.begin_start(missing)
+            pids = await self._launcher.start([worker_start for _, worker_start in prepared], keep)
+        except StartError as error:
+            return self._start_error(start, str(error))
+        except OSError as error:  # no descriptor or no space left
+            return self._start_error(start, f"cannot prepare the workers: {error}")
+        else:
+            for pid, (worker, _) in zip(pids, prepared, strict=True):
+                self._table.add(pid, worker, RUNNING)
+            self._table.apply_to_all(called, ProcessEvent.START_OVER)
+            self._times.new_processes(pids)
+            for pid in (*called, *pids):
+                self._restartable.repeat(pid)  # of a function that has ended since it was called
+            self._times.started(new=bool(prepared))
+            return None
+        finally:
+            for _, worker_start in prepared:
+                os.close(worker_start.stdout)
+                os.close(worker_start.stderr)
+            self._window.close()
+            # The evidence in the other folders has been read: a round starts once all workers have ended.
+            in_table = (process.worker for process in self._table.processes())
+            self._files.delete_folders((*in_table, *(worker for worker, _ in prepared)))
+
+    async def start_ahead(self, provisional: StartRound) -> Failure | None:
+        """As `WorkerGroup.start_ahead`."""
+        self._spares.end_late()
+        self._spares.take_places()
+        failure = await self._stop_sequence.until_replaceable()
+        if failure is None and (missing := self.missing_ranks(self._table.workers(KEPT).values())):
+            own = provisional if self._is_first else self._prestart.with_own_files(provisional)
+            await self._prestart.launch(own, missing, LOADING)
+        self._window.close()
+        self.on_end()  # for what has ended before its process id was known
+        while not await self._changes.until(lambda: not self._table.pids({LOADING}), SET_UP_NOTE):
+            log.info("the script still runs up to its function, ahead of the next round; the others do not wait for it")
+        return failure
+
+    def missing_ranks(self, workers: Iterable[Worker]) -> list[int]:
+        """Return the local ranks of a round that are not those of these workers."""
+        return sorted(set(range(self._config.processes)) - {worker.local_rank for worker in workers})
+
+    def ranks_to_start(self) -> list[int]:
+        """Return the local ranks for which no process waits at its function, or will."""
+        return self.missing_ranks(self._table.workers(KEPT, {SPARE}).values())
+
+    def _call(self, start: StartRound, waiting: dict[int, Worker]) -> dict[int, Worker]:
+        """Let processes call their functions in the round; return those that do. Others have ended, or are killed."""
+        called: dict[int, Worker] = {}
+        for pid, before in waiting.items():
+            error_file = str(self._files.folder(start, before.local_rank) / "error.json")
+            tails = (Tail(), Tail())
+            rank = start.rank + before.local_rank
+            worker = replace(
+                before, round=start.round, rank=rank, error_file=error_file, tails=tails,
+                was_prestarted=before.was_prestarted or before.round.is_ahead,
+            )  # fmt: skip
+            for pipe, tail in zip(before.pipes, tails, strict=True):
+                pipe.begin_round(self._files.line_prefix(before.local_rank, rank), tail)
+            self._table.set_worker(pid, worker)
+            if self._restartable.call_again(pid, start.round, self._files.worker_env(start, worker)):
+                self._table.apply(pid, ProcessEvent.CALL)
+                called[pid] = worker
+            else:
+                kill_process(self._table, pid)
+        return called
+
+    async def _end_broken(self) -> None:
+        """Kill parked processes that fail again and again, once the node's memory has the state that they hold."""
+        broken = {pid: w for pid, w in self._table.workers(KEPT).items() if w.failed_calls >= FAILED_CALLS}
+        for pid, worker in broken.items():
+            text = "rank %d failed %d times in a row before its first step: a new process takes its place"
+            log.warning(text, worker.rank, worker.failed_calls)
+            if not is_stopped(pid):
+                self._restartable.end(pid, at_once=True)
+        await self._changes.until(
+            lambda: self._stop_sequence.stopping or not any(map(self._restartable.keeping, broken)), KEEP_TIMEOUT
+        )
+        for pid in broken.keys() & self._table.pids(KEPT):  # others have ended since
+            discard_process(self._table, pid)
+
+    def _end_outdated(self) -> None:
+        """Kill the processes that have run the script ahead of this round: what they have read may be outdated."""
+        prestarted = {
+            pid: worker
+            for pid, worker in self._table.workers(KEPT).items()
+            if worker.round.is_ahead or worker.was_prestarted
+        }
+        for pid, worker in (prestarted | self._table.workers(SPARES)).items():
+            text = "no node has a training state, and process %d of local rank %d may have read an old one: it ends"
+            log.info(text, pid, worker.local_rank)
+            discard_process(self._table, pid)
+
+    def _start_error(self, start: StartRound, message: str) -> Failure:
+        return Failure(FailureClass.START_ERROR, self._config.pod, time.time(), rank=start.rank, message=message[:1024])
