@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from elasticjob._runtime.agent.processes import become_subreaper, descendants, signal_group
-from elasticjob._runtime.agent.start_workers import launcher as launcher_module
+from elasticjob._runtime.agent.start_workers import fork_server_supervisor
 from elasticjob._runtime.agent.start_workers.command import parse_command
 from elasticjob._runtime.agent.start_workers.launcher import Launcher, WorkerStart
 from elasticjob._runtime.agent.start_workers.worker_environment import worker_env
@@ -467,7 +467,7 @@ async def test_a_fork_server_that_was_killed_is_replaced(tmp_path: Path) -> None
 async def test_a_fork_server_that_is_lost_again_and_again_is_not_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launcher_module, "MAX_REPLACEMENTS", 1)
+    monkeypatch.setattr(fork_server_supervisor, "MAX_REPLACEMENTS", 1)
     (tmp_path / "script.py").write_text("print('ran')")
     launcher = Launcher(parse_command([sys.executable, str(tmp_path / "script.py")]), os.environ, PRELOAD, 2)
     assert "fork server ready" in await launcher.prepare()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from elasticjob._runtime.agent.start_workers.fork_fallback import AT_ONCE, ForkTrust, fails_at_once
+from elasticjob._runtime.agent.start_workers.fork_fallback import AT_ONCE, ForkFallback, fails_at_once
 from elasticjob._runtime.contract.messages import Failure, FailureClass
 
 
 @pytest.mark.parametrize(
-    ("starts", "cold"),
+    ("starts", "use_exec"),
     [
         ("f", False),
         ("ff", True),
@@ -22,12 +22,12 @@ from elasticjob._runtime.contract.messages import Failure, FailureClass
         ("FFFF", False),
     ],
 )
-def test_two_forks_in_a_row_that_fail_at_once_make_the_next_start_cold(starts: str, cold: bool) -> None:
+def test_two_forks_in_a_row_that_fail_at_once_make_the_next_start_use_exec(starts: str, use_exec: bool) -> None:
     """Each letter is one start: f failed at once, r ran; capitals are starts by exec."""
-    trust = ForkTrust()
+    fallback = ForkFallback()
     for start in starts:
-        trust = trust.record_start(forked=start.islower(), failed_at_once=start in "fF")
-    assert trust.cold is cold
+        fallback = fallback.record_start(forked=start.islower(), failed_at_once=start in "fF")
+    assert fallback.use_exec is use_exec
 
 
 def failure(kind: FailureClass) -> Failure:

@@ -384,7 +384,7 @@ class Agent:
         if self._error is not None:
             self._workers.expect_no_start()
         await self._workers.stop(0.0, at_once=True)
-        await self._workers.until_gone(CLOSE_TIMEOUT)  # only this agent reaps them
+        await self._workers.until_all_ended(CLOSE_TIMEOUT)  # only this agent reaps them
         await self._workers.finish_log_files()
         for task in tuple(self._tasks):
             task.cancel()

@@ -138,7 +138,7 @@ class WorkerExecutor:
         await self.stores.close_older(store)
 
     async def _prestart(self, provisional: StartRound) -> None:
-        if (failure := await self.workers.start_ahead(provisional)) is not None:
+        if (failure := await self.workers.prestart(provisional)) is not None:
             self.dispatch(events.NodeUnhealthy(failure))
         self.dispatch(events.WorkersPrestarted())
 

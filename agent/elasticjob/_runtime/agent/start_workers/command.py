@@ -65,7 +65,7 @@ def parse_command(
     """Return the command of each worker; CommandError if it is a launcher that elasticjob does not run, or if
     torchrun's options are wrong or not supported.
 
-    `torchrun_python` is the interpreter of this machine's `torchrun`, `env` has torchrun's PET_ variables.
+    `torchrun_python` is the interpreter of this image's `torchrun`, `env` has torchrun's PET_ variables.
     """
     if refused := find_refused_launcher(argv):
         raise CommandError(refused)

@@ -1,8 +1,8 @@
-"""Whether forks are to blame for workers that fail as soon as they start. Pure.
+"""When workers that fail as soon as they start are started by exec instead of as forks. Pure.
 
 The self-test cannot find everything that a fork breaks, such as a library that keeps a GPU's state in a way of its own.
-Without this, such a pod would use up the job's restarts. So after two forks in a row that failed at once the next start
-is cold. If that fails at once as well, the program is to blame: workers are forks again, for good.
+Without this, such a pod would use up the job's restarts. So after two starts in a row whose forks crashed right away,
+the next start uses exec. If that crashes right away too, the program is at fault, and workers are forks again for good.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ AT_ONCE = 60.0
 FAILED_FORKS = 2
 """Starts in a row; one alone may be chance."""
 FAILED_AT_ONCE = f"{FAILED_FORKS} starts in a row failed at once in forked workers"
-COLD_REASON = f"{FAILED_AT_ONCE}; a start by exec shows whether the fork or the program is to blame"
+USE_EXEC_REASON = f"{FAILED_AT_ONCE}; a start by exec shows whether the fork or the program is to blame"
 
 
 @dataclass(frozen=True)
-class ForkTrust:
-    """What the starts of workers have shown of forks in this pod."""
+class ForkFallback:
+    """What the starts of workers have shown about forks in this pod."""
 
     failed: int = 0
     """How many starts with forks in a row have failed at once."""
-    cold: bool = False
+    use_exec: bool = False
     """Whether workers start by exec because of that."""
-    acquitted: bool = False
+    program_at_fault: bool = False
     """Whether the same program has failed at once by exec too."""
 
-    def record_start(self, *, forked: bool, failed_at_once: bool) -> ForkTrust:
-        """Return the trust after one more start of which the outcome is known."""
-        if self.acquitted or (self.cold and not failed_at_once):
+    def record_start(self, *, forked: bool, failed_at_once: bool) -> ForkFallback:
+        """Return what is known after one more start whose outcome is known."""
+        if self.program_at_fault or (self.use_exec and not failed_at_once):
             return self
         if not forked:
-            return ForkTrust(acquitted=True) if self.cold else self
+            return ForkFallback(program_at_fault=True) if self.use_exec else self
         failed = self.failed + 1 if failed_at_once else 0
-        return ForkTrust(failed, cold=failed >= FAILED_FORKS)
+        return ForkFallback(failed, use_exec=failed >= FAILED_FORKS)
 
 
 def fails_at_once(failure: Failure | None, seconds: float, *, made_step: bool) -> bool | None:
-    """Return whether a worker failed at once; None if its end says nothing of its start.
+    """Return whether a worker crashed right after starting; None: unrelated end (killed, out of memory, peer failure).
 
-    `seconds`: the time since it started. A signal from outside, a failed peer and memory that ran out say nothing.
+    `seconds`: the time since it started.
     """
     if failure is not None and failure.kind is not FailureClass.USER_ERROR:
         return None

@@ -26,13 +26,13 @@ def home_variables(env: Mapping[str, str], parent: str) -> dict[str, str]:
     found = {}
     home = env.get("HOME", "")
     if not os.path.isdir(home or "/none") or (home == "/" and not os.access(home, os.W_OK)):  # noqa: PTH112
-        found["HOME"] = _own_folder(parent)
+        found["HOME"] = _create_home(parent)
     if not any(env.get(name) for name in _USER_VARIABLES) and not _has_name(os.getuid()):
         found["USER"] = str(os.getuid())
     return found
 
 
-def _own_folder(parent: str) -> str:
+def _create_home(parent: str) -> str:
     """Return a folder of this user in `parent`: the one of an earlier agent, else a new one."""
     usual = Path(parent, f"elasticjob-home-{os.getuid()}")
     try:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import shutil
-import signal
 import subprocess
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,8 +20,9 @@ from elasticjob._runtime.agent.start_workers.command import (
     is_torchrun,
     with_local_rank,
 )
-from elasticjob._runtime.agent.start_workers.fork_fallback import COLD_REASON, FAILED_AT_ONCE, ForkTrust
+from elasticjob._runtime.agent.start_workers.fork_fallback import FAILED_AT_ONCE, USE_EXEC_REASON, ForkFallback
 from elasticjob._runtime.agent.start_workers.fork_server_client import ForkServerClient, ForkServerError, program_fields
+from elasticjob._runtime.agent.start_workers.fork_server_supervisor import ForkServerSupervisor
 from elasticjob._runtime.agent.start_workers.libuv import has_libuv
 from elasticjob._runtime.agent.start_workers.shims.shim_callers import RunInFork, ShimCaller
 from elasticjob._runtime.agent.start_workers.shims.shim_server import CannotForkError, ShimServer, likely_python
@@ -31,7 +30,6 @@ from elasticjob._runtime.contract.names import Env, early_variable_file
 from elasticjob._runtime.contract.shared_memory.untrusted_file import read_regular_file
 from elasticjob._runtime.contract.text import printable
 from elasticjob._runtime.system.code_root import CODE_ROOT, IN_WORKERS
-from elasticjob._runtime.system.loop_errors import background_task
 from elasticjob._runtime.system.robust_mutex import HeldMutex
 
 log = logging.getLogger(__name__)
@@ -42,8 +40,6 @@ _TORCHRUN_IMPORTS = ("torch.distributed.launcher.api",)
 
 PATCHES = str(Path(CODE_ROOT) / IN_WORKERS)
 """Folder of the patches of torch, of which one is for a torch that lacks libuv."""
-MAX_REPLACEMENTS = 5
-"""How many lost fork servers of a pod are replaced: one that is lost again and again is not worth its imports."""
 
 
 class StartError(Exception):
@@ -95,26 +91,19 @@ class Launcher:
         self._output = output
         self._scratch = scratch
         self._child_setup = child_setup
-        self._no_fork_server_reason = ""
         self._early_variable = ""
         """Why workers start by exec because of what their script sets; empty while it sets nothing of that kind."""
-        self._trust = ForkTrust()
+        self._fallback = ForkFallback()
         self._forked = False
         """Whether workers of the last `start` are forks."""
-        self._fork_server: ForkServerClient | None = None
-        self._fork_ready = False
-        """Whether the fork server has finished its imports and its self-test."""
-        self._create_fork_server: Callable[[], ForkServerClient] | None = None
-        self._replaceable_pid: int | None = None
-        """The process that another fork server replaces when it ends: the last one that was ready."""
-        self._replacements = 0
-        self._replacing: asyncio.Task[None] | None = None
+        self._supervisor = ForkServerSupervisor(wanted=bool(preload))
         self._shims: ShimServer | None = None
 
     @property
     def fork_disabled_reason(self) -> str:
         """Why workers start by exec, at most 256 characters; empty if they are forks or the user wants no forks."""
-        return self._no_fork_server_reason or self._early_variable or (COLD_REASON if self._trust.cold else "")
+        fallback = USE_EXEC_REASON if self._fallback.use_exec else ""
+        return self._supervisor.disabled_reason or self._early_variable or fallback
 
     @property
     def has_shim_processes(self) -> bool:
@@ -124,14 +113,16 @@ class Launcher:
     @property
     def fork_server_pid(self) -> int | None:
         """Process id of the fork server; None if workers start by exec."""
-        return self._fork_server.pid if self._fork_server else None
+        server = self._supervisor.server
+        return server.pid if server else None
 
     def without_preforked(self, pids: set[int]) -> set[int]:
         """Return `pids` without the fork server and its pre-forked workers.
 
         These share one session; a started worker has its own.
         """
-        return outside_session(pids, self._fork_server.pid) if self._fork_server else pids
+        server = self._supervisor.server
+        return outside_session(pids, server.pid) if server else pids
 
     async def prepare(self) -> str:
         """Start the fork server and, for a shell or torchrun, the shims. Return a log line about the result."""
@@ -140,16 +131,16 @@ class Launcher:
         try:
             interpreter, flags, command = self._fork_server_program()
             preload = [*self._preload, *(_TORCHRUN_IMPORTS if self._torchruns_workers else ())]
-            self._create_fork_server = partial(
+            create = partial(
                 ForkServerClient, interpreter, flags, command, dict(self._env), preload, self._output,
                 self.workers + self._torchruns_workers, self.workers if command else 1, self._child_setup,
             )  # fmt: skip
-            result = await self._start_fork_server(self._create_fork_server)
+            result = await self._supervisor.start(create)
             libuv, message = result["libuv"], f"fork server ready after {result['seconds']:.1f} s"
             if result["missing"]:
                 message += f" (not imported: {'; '.join(result['missing'])})"
         except ForkServerError as error:
-            message = self._disable_fork(str(error))
+            message = self._supervisor.disable(str(error))
         if libuv is None:
             python = self._command.interpreter if isinstance(self._command, PythonCommand) else "python3"
             libuv = await has_libuv(python, self._env)
@@ -157,14 +148,15 @@ class Launcher:
             self._env.setdefault("USE_LIBUV", "0")
             path = self._env.get("PYTHONPATH", "").split(os.pathsep)
             self._env["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([PATCHES, *filter(None, path)]))
-        if self._fork_server is not None and command is None:
+        has_server = self._supervisor.server is not None
+        if has_server and command is None:
             message = self._make_shims(interpreter, f"{message}, for {interpreter} inside {self._command.argv[0]}")
-        elif self._fork_server is None and (interpreter := self._torchrun_in_shell()):
+        elif not has_server and (interpreter := self._torchrun_in_shell()):
             message = self._make_shims(interpreter, message)
         if self._shims is not None:
             self._env["PATH"] = os.pathsep.join([str(self._shims.folder), self._env.get("PATH", os.defpath)])
             self._env[Env.SHIMS] = str(self._shims.folder)
-        elif self._fork_server is not None and command is not None and self._torchruns_workers and is_torchrun(command):
+        elif has_server and command is not None and self._torchruns_workers and is_torchrun(command):
             message = self._make_torchrun_shims(command, message)
         return message
 
@@ -183,7 +175,7 @@ class Launcher:
                 **self._torchrun_python_exec(command, self._env),
             }
             requests: list[dict[str, Any]] = [
-                {"env": {**common, **w.env}, "descriptors": [1, 2], **_own_command(command, w)} for w in workers
+                {"env": {**common, **w.env}, "descriptors": [1, 2], **_command_of_rank(command, w)} for w in workers
             ]
             try:
                 forked = await server.fork(requests, [d for w in workers for d in (w.stdout, w.stderr)])
@@ -193,7 +185,7 @@ class Launcher:
                         self.on_fork(pid, mutex)
                 return [worker.pid for worker in forked]
             except ForkServerError as error:
-                log.warning("%s", self._fork_failed(server, str(error)))
+                log.warning("%s", self._supervisor.failed(server, str(error)))
                 # The fork server may have started some of the workers.
                 kill(self.without_preforked(descendants(os.getpid(), without=keep)))
         return [self._exec(worker) for worker in workers]
@@ -203,19 +195,17 @@ class Launcher:
 
         Return the child's environment if it was a worker of a torchrun, else None.
         """
-        if self._fork_server is not None and pid == self._fork_server.pid:
-            self._fork_server.mark_lost()
-        if pid == self._replaceable_pid:
-            self._replace_fork_server(code)
+        self._supervisor.child_ended(pid, code)
         return self._shims.child_ended(pid, code) if self._shims is not None else None
 
     def record_start(self, *, failed_at_once: bool) -> None:
         """Record the outcome of the last `start`: forks that fail at once again and again are not used for a start."""
-        before, self._trust = self._trust, self._trust.record_start(forked=self._forked, failed_at_once=failed_at_once)
-        if self._trust.cold and not before.cold:
+        before = self._fallback
+        self._fallback = before.record_start(forked=self._forked, failed_at_once=failed_at_once)
+        if self._fallback.use_exec and not before.use_exec:
             text = "%s: the next ones start by exec, which shows whether the fork or the program is to blame"
             log.info(text, FAILED_AT_ONCE)
-        elif before.cold and not self._trust.cold:
+        elif before.use_exec and not self._fallback.use_exec:
             log.info("a start by exec failed at once too: the program is to blame, and workers are forked again")
 
     def record_early_variable(self, error_file: str) -> None:
@@ -230,60 +220,12 @@ class Launcher:
 
     @property
     def _ready_fork_server(self) -> ForkServerClient | None:
-        use_exec = self._trust.cold or self._early_variable
-        return self._fork_server if self._fork_ready and not use_exec else None
-
-    async def _start_fork_server(self, create: Callable[[], ForkServerClient]) -> dict[str, Any]:
-        """Start a fork server and return its result; ForkServerError if it cannot be used."""
-        self._fork_server, self._fork_ready = create(), False
-        result = await self._fork_server.ready()
-        self._fork_ready, self._replaceable_pid = True, self._fork_server.pid
-        return result
-
-    def _replace_fork_server(self, code: int) -> None:
-        """Start another fork server in the background. Workers start by exec until it is ready."""
-        self._replaceable_pid = None
-        reason = f"the fork server ended {f'by {signal.Signals(-code).name}' if code < 0 else f'with exit code {code}'}"
-        create = self._create_fork_server
-        if create is None or self._replacements == MAX_REPLACEMENTS:
-            log.warning("%s", self._disable_fork(reason))
-            return
-        log.warning("%s; another one starts", self._disable_fork(reason))
-        self._replacements += 1
-        self._replacing = background_task(self._replace(create))
-
-    async def _replace(self, create: Callable[[], ForkServerClient]) -> None:
-        try:
-            result = await self._start_fork_server(create)
-        except (ForkServerError, OSError) as error:  # OSError: no descriptor left
-            log.warning("%s", self._disable_fork(str(error)))
-        else:
-            self._no_fork_server_reason = ""
-            log.info("another fork server is ready after %.1f s", result["seconds"])
-
-    def _fork_failed(self, server: ForkServerClient, reason: str) -> str:
-        """Give up a fork server that does not answer, unless another one has its place. Return a log line."""
-        if server is self._fork_server:
-            return self._disable_fork(reason)
-        return f"workers start by exec: {reason}"
-
-    def _disable_fork(self, reason: str) -> str:
-        """Start workers by exec from now on. Return a log line."""
-        self._close_fork_server()
-        self._no_fork_server_reason = reason[:256] if self._preload else ""
-        return f"workers start by exec: {reason}"
+        use_exec = self._fallback.use_exec or self._early_variable
+        return None if use_exec else self._supervisor.ready
 
     def stop_fork_server(self) -> None:
         """End the fork server for good. Its pre-forked workers end with it; started workers go on."""
-        self._replaceable_pid = None
-        if self._replacing is not None:
-            self._replacing.cancel()
-        self._close_fork_server()
-
-    def _close_fork_server(self) -> None:
-        if self._fork_server is not None:
-            self._fork_server.close()
-            self._fork_server, self._fork_ready = None, False
+        self._supervisor.stop()
 
     def close(self) -> None:
         """End the fork server and the shims' service."""
@@ -344,8 +286,8 @@ class Launcher:
                 self._scratch / "bin", interpreter, dict(self._env), self._fork_for, own_agent=own_agent
             )
         except OSError as error:
-            self._replaceable_pid = None
-            return self._disable_fork(f"cannot create shims for Python: {error}")
+            self._supervisor.replace_no_more()
+            return self._supervisor.disable(f"cannot create shims for Python: {error}")
         return ready
 
     async def _fork_for(
@@ -369,7 +311,7 @@ class Launcher:
             (forked,) = await server.fork([worker], descriptors)
             self._forked = True
         except ForkServerError as error:
-            self._fork_failed(server, str(error))
+            self._supervisor.failed(server, str(error))
             raise CannotForkError(str(error)) from None
         return forked.pid
 
@@ -390,10 +332,10 @@ class Launcher:
         return process.pid
 
 
-def _own_command(command: PythonCommand, worker: WorkerStart) -> dict[str, object]:
-    """Return the field of a request whose worker runs a command of its own: its arguments name its local rank."""
+def _command_of_rank(command: PythonCommand, worker: WorkerStart) -> dict[str, object]:
+    """Return the field of a request with the worker's command, if its arguments name its local rank; else {}."""
     if not command.has_macros:
         return {}
-    own = with_local_rank(command, worker.env.get("LOCAL_RANK", ""))
-    assert isinstance(own, PythonCommand)  # noqa: S101
-    return {"command": program_fields(own)}
+    with_rank = with_local_rank(command, worker.env.get("LOCAL_RANK", ""))
+    assert isinstance(with_rank, PythonCommand)  # noqa: S101
+    return {"command": program_fields(with_rank)}

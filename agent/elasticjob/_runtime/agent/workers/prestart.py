@@ -1,4 +1,4 @@
-"""Start processes that run the script up to its function ahead of a round."""
+"""Prestart: start processes that run the script up to its function before they have a round."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from elasticjob._runtime.contract.names import BEFORE_ROUNDS, RoundId
 log = logging.getLogger(__name__)
 
 
-class Prestart:
+class PrestartLauncher:
     """Launches processes without a round. The caller has opened the `StartWindow`."""
 
     def __init__(

@@ -14,7 +14,7 @@ from elasticjob._runtime.agent.processes import is_stopped
 from elasticjob._runtime.agent.reporting.worker_output import Tail
 from elasticjob._runtime.agent.start_workers.launcher import Launcher, StartError, WorkerStart
 from elasticjob._runtime.agent.workers.end_process import discard_process, kill_process
-from elasticjob._runtime.agent.workers.prestart import Prestart
+from elasticjob._runtime.agent.workers.prestart import PrestartLauncher
 from elasticjob._runtime.agent.workers.process_changes import ProcessChanges
 from elasticjob._runtime.agent.workers.process_table import ProcessTable
 from elasticjob._runtime.agent.workers.restartable_workers import RestartableWorkers
@@ -40,11 +40,11 @@ FAILED_CALLS = 2
 """Calls of a function in a row that fail before their first step, after which its process is replaced: what is broken
 in it may stay, such as a library's state. One alone may be chance."""
 SET_UP_NOTE = 300.0
-"""Seconds between two lines in the log about a script that has not reached its function ahead of a round."""
+"""Seconds between two lines in the log about a prestarted script that has not reached its function."""
 
 
 class RoundStarter:
-    """Starts workers, in a round and ahead of one. The caller has opened the `StartWindow`; each start closes it."""
+    """Starts workers, in a round and before one. The caller has opened the `StartWindow`; each start closes it."""
 
     def __init__(
         self,
@@ -57,12 +57,12 @@ class RoundStarter:
         progress: WorkerProgress,
         times: RoundTimes,
         files: WorkerFiles,
-        prestart: Prestart,
+        prestarts: PrestartLauncher,
         spares: Spares,
         stop_sequence: StopSequence,
     ) -> None:
         self.on_end: Callable[[], None] = lambda: None
-        """Called when processes have started ahead of a round: some may have ended before their ids were known."""
+        """Called when processes were prestarted: some may have ended before their ids were known."""
         self._config = config
         self._table = table
         self._changes = changes
@@ -72,7 +72,7 @@ class RoundStarter:
         self._progress = progress
         self._times = times
         self._files = files
-        self._prestart = prestart
+        self._prestarts = prestarts
         self._spares = spares
         self._stop_sequence = stop_sequence
         self._is_first = True
@@ -125,14 +125,14 @@ class RoundStarter:
             in_table = (process.worker for process in self._table.processes())
             self._files.delete_folders((*in_table, *(worker for worker, _ in prepared)))
 
-    async def start_ahead(self, provisional: StartRound) -> Failure | None:
-        """As `WorkerGroup.start_ahead`."""
+    async def prestart(self, provisional: StartRound) -> Failure | None:
+        """As `WorkerGroup.prestart`."""
         self._spares.end_late()
         self._spares.take_places()
         failure = await self._stop_sequence.until_replaceable()
         if failure is None and (missing := self.missing_ranks(self._table.workers(KEPT).values())):
-            own = provisional if self._is_first else self._prestart.with_own_files(provisional)
-            await self._prestart.launch(own, missing, LOADING)
+            own = provisional if self._is_first else self._prestarts.with_own_files(provisional)
+            await self._prestarts.launch(own, missing, LOADING)
         self._window.close()
         self.on_end()  # for what has ended before its process id was known
         while not await self._changes.until(lambda: not self._table.pids({LOADING}), SET_UP_NOTE):

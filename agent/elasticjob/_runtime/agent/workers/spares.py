@@ -12,7 +12,7 @@ from elasticjob._runtime.agent.monitoring.exits.worker_exits import signal_name
 from elasticjob._runtime.agent.monitoring.progress.hangs import describe_place, dump_stacks
 from elasticjob._runtime.agent.processes import MAX_OOM_SCORE, is_stopped, oom_score, set_oom_score
 from elasticjob._runtime.agent.workers.end_process import discard_process, kill_process
-from elasticjob._runtime.agent.workers.prestart import Prestart
+from elasticjob._runtime.agent.workers.prestart import PrestartLauncher
 from elasticjob._runtime.agent.workers.process_changes import ProcessChanges
 from elasticjob._runtime.agent.workers.process_table import ProcessTable
 from elasticjob._runtime.agent.workers.round_times import RoundTimes
@@ -46,7 +46,7 @@ class Spares:
         table: ProcessTable,
         changes: ProcessChanges,
         window: StartWindow,
-        prestart: Prestart,
+        prestarts: PrestartLauncher,
         times: RoundTimes,
     ) -> None:
         """`processes`: how many processes a round has on this node."""
@@ -58,7 +58,7 @@ class Spares:
         self._table = table
         self._changes = changes
         self._window = window
-        self._prestart = prestart
+        self._prestarts = prestarts
         self._times = times
         self._last_start: StartRound | None = None
         self._may_have_spares = True
@@ -116,10 +116,10 @@ class Spares:
 
     async def _start(self, local_ranks: Collection[int]) -> None:
         assert self._last_start is not None  # noqa: S101
-        provisional = replace(self._prestart.with_own_files(self._last_start), master_addr="", master_port=0)
+        provisional = replace(self._prestarts.with_own_files(self._last_start), master_addr="", master_port=0)
         self._window.open()
         try:
-            begun = await self._prestart.launch(provisional, local_ranks, SPARE_LOADING)
+            begun = await self._prestarts.launch(provisional, local_ranks, SPARE_LOADING)
         finally:
             self._window.close()
         for pid, worker in begun.items():

@@ -215,7 +215,7 @@ class StopSequence:
 
     def _begin(self, first: signal.Signals | None, *, park: bool, job_goes_on: bool) -> None:
         """Interrupt the functions that can be called again if `park`; send the `first` signal to the other workers."""
-        # A process that was started ahead of the round, and is not at its function yet, may be stuck.
+        # A prestarted process that is not at its function yet may be stuck.
         self._table.apply_to_all(self._table.pids({LOADING} if park else KEPT), ProcessEvent.JOIN_STOP)
         interrupted: set[int] = set()
         if park:
@@ -324,8 +324,8 @@ class StopSequence:
         replaceable = await self._changes.until(lambda: self.stopping or not needed(), LONGEST_KILL)
         return None if replaceable else self._abandon(needed())
 
-    async def until_gone(self, seconds: float) -> None:
-        """Wait up to `seconds` until killed processes that still exit are gone, with the memory and devices they hold.
+    async def until_all_ended(self, seconds: float) -> None:
+        """Wait up to `seconds` until the exiting processes have ended, and the kernel has freed what they hold.
 
         A `stop` does not wait for them: their program runs no more.
         """

@@ -19,7 +19,7 @@ from elasticjob._runtime.agent.processes import has_ended, reap, signal_group, s
 from elasticjob._runtime.agent.reporting.worker_output import OutputSink
 from elasticjob._runtime.agent.start_workers.launcher import Launcher
 from elasticjob._runtime.agent.workers.exit_evidence import ExitEvidence, likely_cause_first
-from elasticjob._runtime.agent.workers.prestart import Prestart
+from elasticjob._runtime.agent.workers.prestart import PrestartLauncher
 from elasticjob._runtime.agent.workers.process_changes import ProcessChanges
 from elasticjob._runtime.agent.workers.process_table import ProcessTable, WorkerProcess
 from elasticjob._runtime.agent.workers.restartable_workers import Reported, RestartableWorkers
@@ -90,15 +90,15 @@ class WorkerGroup:
         self.dump_stacks = self._monitor.dump_stacks
         sinks = (stdout, stderr)
         self._files = WorkerFiles(config, scratch, sinks, self.progress.path, self.restartable.path)
-        prestart = Prestart(self.table, launcher, self._files, self.restartable)
-        self._spares = Spares(config.processes, self.table, self._changes, self._window, prestart, self._times)
+        prestarts = PrestartLauncher(self.table, launcher, self._files, self.restartable)
+        self._spares = Spares(config.processes, self.table, self._changes, self._window, prestarts, self._times)
         self._stop_sequence = StopSequence(
             config, self.table, self._changes, self._window, launcher, self.restartable, self.progress, self._times,
             self._spares,
         )  # fmt: skip
         self._starter = RoundStarter(
             config, self.table, self._changes, self._window, launcher, self.restartable, self.progress, self._times,
-            self._files, prestart, self._spares, self._stop_sequence,
+            self._files, prestarts, self._spares, self._stop_sequence,
         )  # fmt: skip
         self._spares.round_goes_on = lambda: not (self.stopping or self.progress.ending)
         self._spares.on_started = self._starter.on_end = lambda: self.on_end()
@@ -111,7 +111,7 @@ class WorkerGroup:
     # ---- start and stop ----------------------------------------------------------------------------------------------
 
     def expect_start(self) -> None:
-        """Make a `stop` from now on wait for the `start` or `start_ahead` that follows."""
+        """Make a `stop` from now on wait for the `start` or `prestart` that follows."""
         self._window.open()
         self._spares.resume()
         self._evidence.begin_round()
@@ -129,13 +129,13 @@ class WorkerGroup:
         self._spares.begin_round(start)
         return await self._starter.start(start)
 
-    async def start_ahead(self, provisional: StartRound) -> Failure | None:
-        """Start workers ahead of a round; return once each waits at its function, has ended before it, or is stopped.
+    async def prestart(self, provisional: StartRound) -> Failure | None:
+        """Start workers before a round; return once each waits at its function, has ended before it, or is stopped.
 
         Those that wait are called in the next round. If the others had a reason to end, they show it again there.
         Processes that wait already stay. Return a failure of this node if what its last processes hold does not end.
         """
-        return await self._starter.start_ahead(provisional)
+        return await self._starter.prestart(provisional)
 
     async def stop(
         self,
@@ -184,12 +184,12 @@ class WorkerGroup:
         """During a stop: let nothing be used of what is in the memory of the node, once its workers have ended."""
         self._stop_sequence.discard_state()
 
-    async def until_gone(self, seconds: float) -> None:
-        """Wait up to `seconds` until killed processes that still exit are gone, with the memory and devices they hold.
+    async def until_all_ended(self, seconds: float) -> None:
+        """Wait up to `seconds` until the exiting processes have ended, and the kernel has freed what they hold.
 
         A `stop` does not wait for them: their program runs no more.
         """
-        await self._stop_sequence.until_gone(seconds)
+        await self._stop_sequence.until_all_ended(seconds)
 
     def end_spares(self, *, for_good: bool) -> None:
         """Kill all spare processes, and start no more if `for_good`."""
@@ -317,7 +317,7 @@ class WorkerGroup:
             self._reported_in_round(pid, process, message)
             self._announce_ends()
             return
-        self._changes.notify()  # `start_ahead` waits for it
+        self._changes.notify()  # `prestart` waits for it
         if isinstance(message, Parked) and message.round.is_ahead:
             self._times.start_times.reached_function_ahead()
         if isinstance(message, Parked) and process is not None and process.state in SPARES:

@@ -34,7 +34,7 @@ class ProcessState(str, Enum):
     """The state of one process; the module has the diagram."""
 
     LOADING = "loading"
-    """It was started ahead of a round and is not at its function."""
+    """It was prestarted, before it has a round, and is not at its function."""
     PARKED = "parked"
     """It waits at its function for the next round."""
     SPARE_LOADING = "spare loading"

@@ -1,4 +1,4 @@
-"""Let imports ask torch whether there are GPUs, and how many, without using one: a fork asks the driver instead.
+"""Answer `torch.cuda.device_count()` during imports without initializing CUDA here: ask in a throw-away fork.
 
 Many libraries ask at their import. In the process itself the answer costs its forks: current drivers leave a thread
 and open devices behind (seen with 580), also after NVML's own `nvmlInit`.

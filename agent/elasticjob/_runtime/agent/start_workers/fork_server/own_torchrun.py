@@ -1,4 +1,5 @@
-"""In a fork of the fork server: run torchrun itself, with a short start and a short end, on which all nodes wait."""
+"""Run the user's torchrun in a fork of the fork server, with its slow start-up and shutdown shortened because every
+rank waits for them."""
 
 from __future__ import annotations
 
