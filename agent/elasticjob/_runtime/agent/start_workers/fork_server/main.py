@@ -40,6 +40,7 @@ from typing import Any, NamedTuple
 from elasticjob._runtime.agent.processes import die_with_parent
 from elasticjob._runtime.agent.start_workers.fork_server import own_torchrun, run_main, self_test
 from elasticjob._runtime.agent.start_workers.fork_server.early_variables import PreloadRecord, recorded_reads
+from elasticjob._runtime.agent.start_workers.fork_server.inherited_state import set_process_title
 from elasticjob._runtime.agent.start_workers.fork_server.own_modules import import_own_modules
 from elasticjob._runtime.agent.start_workers.fork_server.preload_learning import (
     Baseline,
@@ -87,7 +88,7 @@ def main() -> None:
         run_main.prepare_path(command)
     elif not run_main.keeps_path():
         del sys.path[0]  # the empty string of `-c`
-    run_main.set_process_title(["elasticjob-fork-server"])
+    set_process_title(["elasticjob-fork-server"])
     control = socket.socket(fileno=int(descriptor))
     mutexes = open_mutex_memory(config["mutexes"])
     started = time.monotonic()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import builtins
 import contextlib
-import ctypes
 import gc
 import importlib
 import importlib.machinery
@@ -14,18 +13,16 @@ import io
 import json
 import linecache
 import os
-import random
 import resource
 import signal
 import sys
 import time
 import traceback
 import types
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from elasticjob._runtime.agent.start_workers.fork_server import early_variables
+from elasticjob._runtime.agent.start_workers.fork_server import early_variables, inherited_state
 from elasticjob._runtime.agent.start_workers.in_workers import sitecustomize
 from elasticjob._runtime.contract.names import Env, RoundId, script_end_file, script_left_file
 from elasticjob._runtime.system.process_end import clean_up, end_at_once
@@ -59,28 +56,14 @@ class CallerProcess(NamedTuple):
     """Whether Python runs with `-u` or PYTHONUNBUFFERED."""
 
 
-def set_process_title(argv: Sequence[str]) -> None:
-    """Set the command line that `ps` shows, cut to the length of the process's first command line."""
-    with open("/proc/self/stat") as stat:
-        fields = stat.read().rpartition(")")[2].split()
-    start, end = int(fields[45]), int(fields[46])  # arg_start and arg_end of proc(5)
-    room = end - start
-    if room > 0:
-        ctypes.memmove(
-            start,
-            b"\0".join(argument.encode(errors="replace") for argument in argv)[: room - 1].ljust(room, b"\0"),
-            room,
-        )
-
-
 def prepare_fork() -> None:
     """Do the work that does not depend on the request, in a pre-forked process, ahead of need.
 
     `run_program` repeats parts of it, which is quicker then: a fork's first access to a page costs a page fault.
     """
-    set_process_title(["elasticjob-preforked"])
-    _restore_threads()
-    _reseed()
+    inherited_state.set_process_title(["elasticjob-preforked"])
+    inherited_state.restore_threads()
+    inherited_state.reseed()
     importlib.invalidate_caches()
 
 
@@ -96,11 +79,11 @@ def run_program(
     On success this returns or raises SystemExit as the program does. This ends the process if the program fails, or
     succeeds and leaves a process group.
     """
-    set_process_title(command.argv)
+    inherited_state.set_process_title(command.argv)
     _patch_torch()
     _report_heartbeats()
     _dump_stacks_ahead()
-    _set_launch_directory()
+    inherited_state.set_launch_directory()
     importlib.invalidate_caches()  # directories of sys.path may have been created since
     atexit.register(gc.unfreeze)  # frozen objects are shared with the fork server; Python collects them at its end
     script = _Script(os.getpid())
@@ -271,50 +254,6 @@ def _run_script(path: str, main: types.ModuleType) -> None:
         )
         sys.exit(2)
     exec(compile(source, absolute, "exec", dont_inherit=True), main.__dict__)  # noqa: S102
-
-
-# ---- state that a fork inherits but a new process does not have ----------------------------------------------------
-
-
-def _reseed() -> None:
-    """Seed the random generators anew: all forks inherit the same states, new processes have different ones."""
-    random.seed()
-    if numpy_random := sys.modules.get("numpy.random"):
-        numpy_random.seed()
-    if torch := sys.modules.get("torch"):
-        torch.default_generator.seed()  # the CPU's; CUDA's has a fixed seed in a new process too
-    if multiprocessing := sys.modules.get("multiprocessing.process"):
-        multiprocessing.current_process().authkey = os.urandom(32)
-
-
-def _set_launch_directory() -> None:
-    """Set the directory in which multiprocessing resolves the path of the main module."""
-    if multiprocessing := sys.modules.get("multiprocessing.process"):
-        multiprocessing.ORIGINAL_DIR = str(Path.cwd())  # type: ignore[attr-defined]
-
-
-def _restore_threads() -> None:
-    """Give OpenBLAS, imported with one thread, the number of threads that it has in a new process.
-
-    Each thread (at most 63) spins for 20 ms when it starts. Therefore this runs ahead of need.
-    """
-    requested = os.environ.get("OPENBLAS_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS") or ""
-    processors = len(os.sched_getaffinity(0))
-    count = min(int(requested), processors) if requested.isdigit() else processors
-    if count <= 1:
-        return
-    for path in _loaded_libraries("openblas"):
-        library = ctypes.CDLL(path)
-        for name in ("openblas_set_num_threads", "openblas_set_num_threads64_", "scipy_openblas_set_num_threads64_"):
-            if (function := getattr(library, name, None)) is not None:
-                function(ctypes.c_int(count))
-
-
-def _loaded_libraries(part: str) -> set[str]:
-    """Return the paths of loaded shared libraries whose mapping contains `part`."""
-    with open("/proc/self/maps") as maps:
-        paths = (line.rsplit(maxsplit=1)[-1] for line in maps if part in line)
-        return {p for p in paths if p.startswith("/") and ".so" in p}
 
 
 # ---- end of the process --------------------------------------------------------------------------------------------
