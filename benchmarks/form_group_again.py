@@ -23,8 +23,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from elasticjob.inprocess.own_sockets import ip_sockets, listens
-from elasticjob.inprocess.process_groups import ProcessGroups
+from elasticjob.inprocess._groups.own_sockets import ip_sockets, listens
+from elasticjob.inprocess._groups.process_groups import ProcessGroups
 
 ROUNDS = 25
 NOT_COUNTED = 5

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from elasticjob.data.learning_rate import scale_learning_rate
     from elasticjob.data.micro_batches import microbatches
     from elasticjob.data.sampler import ElasticSampler
-    from elasticjob.inprocess.restartable import restartable
+    from elasticjob.inprocess._restartable.restartable import restartable
     from elasticjob.training.progress_channel import Stopped, deadline, on_stop, progress
     from elasticjob.training.replicated.state import State
     from elasticjob.training.sharded.sharded_state import ShardedState
@@ -70,7 +70,7 @@ _MODULES = {
     "deadline": "elasticjob.training.progress_channel",
     "on_stop": "elasticjob.training.progress_channel",
     "progress": "elasticjob.training.progress_channel",
-    "restartable": "elasticjob.inprocess.restartable",
+    "restartable": "elasticjob.inprocess._restartable.restartable",
 }
 
 

@@ -135,7 +135,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ErrorType
 import elasticjob
-from elasticjob.inprocess import timeout_guard
+from elasticjob.inprocess._restartable import timeout_guard
 
 WAIT = '''
 import time

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.torch
 pytest.importorskip("torch.distributed")
 
 RESTART = """
-from elasticjob.inprocess.interruption import Interrupter
+from elasticjob.inprocess._threads.interruption import Interrupter
 
 def saying(base, name, result=lambda state, *args: None):
     class Saying(base):
@@ -464,7 +464,7 @@ def other_annotations(a=1, *, call: "Optional[CallWrapper]" = None):
     return call.iteration
 
 from typing import Optional
-from elasticjob.inprocess import call_wrapper, log_setup
+from elasticjob.inprocess._call import call_wrapper, log_setup
 
 run("string", other_annotations)
 run("restart", once)

@@ -20,9 +20,9 @@ FORMS = """
 import struct, threading
 from datetime import timedelta
 import torch.distributed as dist
-from elasticjob.inprocess.interruption import Interrupter, RankShouldRestart
-from elasticjob.inprocess.gloo_addresses import parse_address
-from elasticjob.inprocess.process_groups import ProcessGroups
+from elasticjob.inprocess._threads.interruption import Interrupter, RankShouldRestart
+from elasticjob.inprocess._groups.gloo_addresses import parse_address
+from elasticjob.inprocess._groups.process_groups import ProcessGroups
 
 LAST_PORT = 65535  # gloo lets the member with the highest address open the connection: this rank waits for it
 TIMEOUT = timedelta(seconds=300)
@@ -91,8 +91,8 @@ CONNECTS = """
 import os, socket, threading
 from datetime import timedelta
 import torch.distributed as dist
-from elasticjob.inprocess.interruption import Interrupter, RankShouldRestart
-from elasticjob.inprocess.process_groups import ProcessGroups
+from elasticjob.inprocess._threads.interruption import Interrupter, RankShouldRestart
+from elasticjob.inprocess._groups.process_groups import ProcessGroups
 
 store = socket.create_server(("127.0.0.1", 0))
 os.environ |= {"RANK": "1", "WORLD_SIZE": "2", "TORCHELASTIC_USE_AGENT_STORE": "True"}
@@ -119,7 +119,7 @@ LEAVES = """
 import os, time
 import torch
 import torch.distributed as dist
-from elasticjob.inprocess.process_groups import ProcessGroups
+from elasticjob.inprocess._groups.process_groups import ProcessGroups
 
 def held():
     return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
@@ -152,8 +152,8 @@ RECEIVES = """
 import fcntl, os, signal, struct, sys, termios, threading, time
 import torch
 import torch.distributed as dist
-from elasticjob.inprocess import process_groups
-from elasticjob.inprocess.own_sockets import connections
+from elasticjob.inprocess._groups import process_groups
+from elasticjob.inprocess._groups.own_sockets import connections
 
 rank, folder = int(sys.argv[1]), sys.argv[2]
 groups = process_groups.ProcessGroups()
@@ -194,7 +194,7 @@ LIVES = """
 import sys, threading
 import torch
 import torch.distributed as dist
-from elasticjob.inprocess import process_groups
+from elasticjob.inprocess._groups import process_groups
 
 rank, folder = int(sys.argv[1]), sys.argv[2]
 groups = process_groups.ProcessGroups()
@@ -282,7 +282,7 @@ ENDS = """
 import os, sys
 import torch
 import torch.distributed as dist
-from elasticjob.inprocess.process_groups import ProcessGroups
+from elasticjob.inprocess._groups.process_groups import ProcessGroups
 
 processes = []
 for _ in range(8):

@@ -119,8 +119,8 @@ async def run_case(case: Case, folder: Path) -> None:
 
 
 WRAPPED = """
-from elasticjob.inprocess import process_groups
-from elasticjob.inprocess.own_sockets import connections
+from elasticjob.inprocess._groups import process_groups
+from elasticjob.inprocess._groups.own_sockets import connections
 
 meet()
 

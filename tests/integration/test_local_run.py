@@ -41,7 +41,7 @@ def test_workers_that_succeed_without_a_process_group_are_reported(tmp_path: Pat
     text = """
 import os, sys
 from datetime import timedelta
-from elasticjob.inprocess.socket_store import SocketStore
+from elasticjob.inprocess._stores.socket_store import SocketStore
 if sys.argv[1] == "True":
     store = SocketStore.open(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timedelta(seconds=9))
     store.set("key", "value")

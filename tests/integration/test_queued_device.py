@@ -34,7 +34,7 @@ device = queued_device.install(folder)
 if mode == "late":
     # Rank 2 learns of the end of a round later than the others.
     from elasticjob._runtime.contract.restart_messages import Interrupt
-    from elasticjob.inprocess.agent_channel import AgentChannel
+    from elasticjob.inprocess._restartable.agent_channel import AgentChannel
     receive = AgentChannel.receive
     def receive_late(channel):
         message = receive(channel)

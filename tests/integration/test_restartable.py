@@ -425,7 +425,7 @@ GROUPS_THAT_DO_NOT_END = """
 import os, sys, time
 import torch.distributed as dist
 import elasticjob
-from elasticjob.inprocess import restartable
+from elasticjob.inprocess._restartable import restartable
 
 folder, calls = sys.argv[1], 0
 

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import init_device_mesh
 import elasticjob
-from elasticjob.inprocess.interruption import RankShouldRestart
+from elasticjob.inprocess._threads.interruption import RankShouldRestart
 
 kind = sys.argv[1]
 calls = 0

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob.inprocess.socket_store import SocketStore
+from elasticjob.inprocess._stores.socket_store import SocketStore
 from support.ports import free_port
 from support.wrapper_ranks import ranks, trains
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from datetime import timedelta
 
-from elasticjob.inprocess.store_mixin import StoreMixin
+from elasticjob.inprocess._stores.store_mixin import StoreMixin
 
 
 class DictStore(StoreMixin):

@@ -28,7 +28,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, Partial
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from elasticjob.inprocess.process_groups import ProcessGroups
+from elasticjob.inprocess._groups.process_groups import ProcessGroups
 from elasticjob.training import progress_channel
 from elasticjob.training.sharded.shard_copies import ShardCopier
 from elasticjob.training.sharded.shard_memory import ShardBuffers

@@ -11,7 +11,7 @@ from elasticjob._runtime.system.code_root import CODE_ROOT
 WAITS_FOR_EVER = f"""
 import sys, threading
 sys.path.insert(0, {CODE_ROOT!r})
-from elasticjob.inprocess.own_thread import MonitorOfWorker
+from elasticjob.inprocess._threads.own_thread import MonitorOfWorker
 
 def watch():
     raise ValueError("the agent sent nonsense")

@@ -1,20 +1,26 @@
-"""Rounds without new processes: a training function is interrupted and called again in the same process."""
+"""Call a distributed function again, in the same processes, after a fault: NVIDIA's in-process restart.
+
+The interface is that of `nvidia_resiliency_ext.inprocess` (NVIDIA Resiliency Extension): the modules on this level have
+its names, and docs/parity.md lists what differs. What they are made of is in the rooms with an underscore, among them
+`_restartable`, which is elasticjob's own `@elasticjob.restartable`.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from elasticjob.inprocess._call.call_wrapper import CallWrapper
+    from elasticjob.inprocess._stores.store_mixin import StoreMixin
+    from elasticjob.inprocess._threads.interruption import RankShouldRestart
     from elasticjob.inprocess.abort import Abort, AbortTorchDistributed
     from elasticjob.inprocess.attribution import Interruption, InterruptionRecord
-    from elasticjob.inprocess.call_wrapper import CallWrapper
     from elasticjob.inprocess.completion import Completion
     from elasticjob.inprocess.composition import Compose, compose
     from elasticjob.inprocess.exception import HealthCheckError, InternalError, RestartAbort, RestartError
     from elasticjob.inprocess.finalize import Finalize, ThreadedFinalize
     from elasticjob.inprocess.health_check import CudaHealthCheck, FaultCounter, HealthCheck
     from elasticjob.inprocess.initialize import Initialize, RetryController
-    from elasticjob.inprocess.interruption import RankShouldRestart
     from elasticjob.inprocess.rank_assignment import (
         FillGaps,
         FilterGroupedByKey,
@@ -33,7 +39,6 @@ if TYPE_CHECKING:
     )
     from elasticjob.inprocess.state import State, Status
     from elasticjob.inprocess.store import PrefixStore, TCPStore
-    from elasticjob.inprocess.store_mixin import StoreMixin
     from elasticjob.inprocess.terminate import Terminate
     from elasticjob.inprocess.wrapper import Wrapper
 
@@ -41,7 +46,7 @@ _MODULES = {
     "Abort": "abort",
     "AbortTorchDistributed": "abort",
     "ActiveWorldSizeDivisibleBy": "rank_filter",
-    "CallWrapper": "call_wrapper",
+    "CallWrapper": "_call.call_wrapper",
     "Completion": "completion",
     "Compose": "composition",
     "CudaHealthCheck": "health_check",
@@ -60,7 +65,7 @@ _MODULES = {
     "PrefixStore": "store",
     "RankAssignment": "rank_assignment",
     "RankFilter": "rank_filter",
-    "RankShouldRestart": "interruption",
+    "RankShouldRestart": "_threads.interruption",
     "RestartAbort": "exception",
     "RestartError": "exception",
     "RetryController": "initialize",
@@ -68,7 +73,7 @@ _MODULES = {
     "StableRanks": "rank_assignment",
     "State": "state",
     "Status": "state",
-    "StoreMixin": "store_mixin",
+    "StoreMixin": "_stores.store_mixin",
     "TCPStore": "store",
     "Terminate": "terminate",
     "ThreadedFinalize": "finalize",

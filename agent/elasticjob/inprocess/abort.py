@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from elasticjob.inprocess.state import State
 
 if TYPE_CHECKING:
-    from elasticjob.inprocess.process_groups import ProcessGroups
+    from elasticjob.inprocess._groups.process_groups import ProcessGroups
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class AbortTorchDistributed(Abort):
 
     @contextmanager
     def around_function(self) -> Iterator[None]:
-        from elasticjob.inprocess.process_groups import ProcessGroups
+        from elasticjob.inprocess._groups.process_groups import ProcessGroups
 
         self._groups = ProcessGroups()
         with self._groups.watch():

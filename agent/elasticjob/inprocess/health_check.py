@@ -6,8 +6,8 @@ import os
 from abc import ABC, abstractmethod
 from datetime import timedelta
 
+from elasticjob.inprocess._threads.time_limit import run_within
 from elasticjob.inprocess.state import State
-from elasticjob.inprocess.time_limit import run_within
 
 
 class HealthCheck(ABC):

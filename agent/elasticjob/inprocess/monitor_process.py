@@ -46,7 +46,9 @@ class MonitorProcess:
         self._channel, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with other:
             self._process = subprocess.Popen(
-                python_command("elasticjob.inprocess.monitor_main", str(other.fileno()), json.dumps(asdict(config))),
+                python_command(
+                    "elasticjob.inprocess._monitors.monitor_main", str(other.fileno()), json.dumps(asdict(config))
+                ),
                 stdin=subprocess.DEVNULL,
                 pass_fds=(other.fileno(),),
                 start_new_session=True,  # the rank's signals and its terminal's are for the rank

@@ -6,10 +6,10 @@ import logging
 from collections.abc import Callable
 from datetime import timedelta
 
+from elasticjob.inprocess._stores.store_mixin import IterationOutcome, StoreMixin
+from elasticjob.inprocess._threads.interruption import Interrupter
+from elasticjob.inprocess._threads.own_thread import MonitorOfWorker
 from elasticjob.inprocess.attribution import Interruption, InterruptionRecord
-from elasticjob.inprocess.interruption import Interrupter
-from elasticjob.inprocess.own_thread import MonitorOfWorker
-from elasticjob.inprocess.store_mixin import IterationOutcome, StoreMixin
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 
-from elasticjob.inprocess.own_thread import MonitorOfWorker
+from elasticjob.inprocess._threads.own_thread import MonitorOfWorker
 
 _PENDING_CALL = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 

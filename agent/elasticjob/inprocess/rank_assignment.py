@@ -13,7 +13,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from datetime import timedelta
 
-from elasticjob.inprocess.arguments import seconds
+from elasticjob.inprocess._arguments.times import seconds
 from elasticjob.inprocess.exception import RestartError
 from elasticjob.inprocess.state import State
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from elasticjob.inprocess import store_server
-from elasticjob.inprocess.socket_store import SocketStore
-from elasticjob.inprocess.store_mixin import StoreMixin
+from elasticjob.inprocess._stores import store_server
+from elasticjob.inprocess._stores.socket_store import SocketStore
+from elasticjob.inprocess._stores.store_mixin import StoreMixin
 
 
 class PrefixStore(dist.PrefixStore, StoreMixin):  # type: ignore[misc]  # torch has no types here

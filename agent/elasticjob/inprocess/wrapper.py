@@ -9,18 +9,23 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch.distributed as dist
 
+from elasticjob.inprocess._arguments.enforce import (
+    enforce_instance_of_hook,
+    enforce_subclass,
+    enforce_type,
+    enforce_value,
+)
+from elasticjob.inprocess._arguments.times import Times, check_log_file
+from elasticjob.inprocess._call.call_wrapper import CallWrapper
+from elasticjob.inprocess._stores.store_mixin import StoreMixin
 from elasticjob.inprocess.abort import Abort, AbortTorchDistributed
-from elasticjob.inprocess.arguments import Times, check_log_file
-from elasticjob.inprocess.call_wrapper import CallWrapper
 from elasticjob.inprocess.completion import Completion
-from elasticjob.inprocess.enforce import enforce_instance_of_hook, enforce_subclass, enforce_type, enforce_value
 from elasticjob.inprocess.finalize import Finalize
 from elasticjob.inprocess.health_check import HealthCheck
 from elasticjob.inprocess.initialize import Initialize
 from elasticjob.inprocess.rank_assignment import RankAssignment, ShiftRanks
 from elasticjob.inprocess.rank_filter import RankFilter
 from elasticjob.inprocess.store import TCPStore
-from elasticjob.inprocess.store_mixin import StoreMixin
 from elasticjob.inprocess.terminate import Terminate
 
 P = ParamSpec("P")

@@ -52,7 +52,7 @@ BACKWARD = """Current thread 0x00007f99 (most recent call first):
   File "/usr/lib/python3/site-packages/torch/autograd/graph.py", line 1113 in _engine_run_backward
 """
 FORMING = f"""Current thread 0x00007f99 (most recent call first):
-  File "{OWN_PACKAGE}inprocess/store_connection.py", line 54 in _connect
+  File "{OWN_PACKAGE}inprocess/_groups/store_connection.py", line 54 in _connect
 """
 LOADING = """Current thread 0x00007f99 (most recent call first):
   File "/usr/lib/python3/site-packages/torch/utils/data/dataloader.py", line 1131 in _try_get_data

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from elasticjob.inprocess.arguments import Times, check_log_file
+from elasticjob.inprocess._arguments.times import Times, check_log_file
 
 pytest.importorskip("torch.distributed")
 

@@ -7,8 +7,8 @@ import struct
 
 import pytest
 
-from elasticjob.inprocess.gloo_addresses import parse_address
-from elasticjob.inprocess.own_sockets import Address
+from elasticjob.inprocess._groups.gloo_addresses import parse_address
+from elasticjob.inprocess._groups.own_sockets import Address
 
 NAME = struct.pack("=q", 2) + b"vm\x88\0\0\0\0\0\0\0"
 """What stands before the address: numbers and the host's name."""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticjob.inprocess.heartbeats import LossDetector, RunningClock, watched_ranks
+from elasticjob.inprocess._monitors.heartbeats import LossDetector, RunningClock, watched_ranks
 
 
 @pytest.mark.parametrize(

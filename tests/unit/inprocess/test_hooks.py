@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import elasticjob.inprocess
+from elasticjob.inprocess._stores.store_mixin import BarrierTimeoutError
 from elasticjob.inprocess.abort import Abort
 from elasticjob.inprocess.attribution import Interruption
 from elasticjob.inprocess.completion import Completion
@@ -25,7 +26,6 @@ from elasticjob.inprocess.health_check import CudaHealthCheck, FaultCounter, Hea
 from elasticjob.inprocess.initialize import Initialize, RetryController
 from elasticjob.inprocess.rank_assignment import ShiftRanks
 from elasticjob.inprocess.state import State, Status
-from elasticjob.inprocess.store_mixin import BarrierTimeoutError
 from elasticjob.inprocess.terminate import Terminate
 
 STATE = State(1, 4, 1, 4).activate_all_ranks()
@@ -212,7 +212,7 @@ def test_public_names_are_imported_on_first_use() -> None:
 import sys
 sys.path.insert(0, {root!r})
 import elasticjob.inprocess
-import elasticjob.inprocess.monitor_main, elasticjob.inprocess.store_server
+import elasticjob.inprocess._monitors.monitor_main, elasticjob.inprocess._stores.store_server
 assert "torch" not in sys.modules
 assert set(elasticjob.inprocess._MODULES) == set(elasticjob.inprocess.__all__)
 """

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ForwardRef, Optional, Union
 
 import pytest
 
-from elasticjob.inprocess.injection import substitute
+from elasticjob.inprocess._call.injection import substitute
 
 
 class Call:

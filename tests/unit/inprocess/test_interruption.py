@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from elasticjob.inprocess.interruption import Interrupter, RankShouldRestart
+from elasticjob.inprocess._threads.interruption import Interrupter, RankShouldRestart
 from elasticjob.training.update_guard import UpdateGuard
 
 

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 from torch.nn.modules.module import register_module_forward_pre_hook  # noqa: E402
 from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: E402
 
-from elasticjob.inprocess.kernels import KERNELS_LIMIT, load_kernels  # noqa: E402
+from elasticjob.inprocess._restartable.kernels import KERNELS_LIMIT, load_kernels  # noqa: E402
 
 
 def test_kernels_are_loaded_without_a_module_or_an_optimizer(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from elasticjob.inprocess._call.log_setup import LOGGER, LogSetup
+from elasticjob.inprocess._stores.store_mixin import IterationOutcome, StoreMixin
+from elasticjob.inprocess._threads.interruption import INTERRUPT_SIGNAL, Interrupter, RankShouldRestart
 from elasticjob.inprocess.attribution import Interruption, InterruptionRecord
-from elasticjob.inprocess.interruption import INTERRUPT_SIGNAL, Interrupter, RankShouldRestart
-from elasticjob.inprocess.log_setup import LOGGER, LogSetup
 from elasticjob.inprocess.monitor_thread import MonitorThread
-from elasticjob.inprocess.store_mixin import IterationOutcome, StoreMixin
 from elasticjob.training import devices
 from support.dict_store import DictStore
 

@@ -18,9 +18,9 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 from torch.distributed import distributed_c10d  # noqa: E402
 
-from elasticjob.inprocess import process_groups  # noqa: E402
-from elasticjob.inprocess.own_sockets import listening  # noqa: E402
-from elasticjob.inprocess.process_groups import ProcessGroups  # noqa: E402
+from elasticjob.inprocess._groups import process_groups  # noqa: E402
+from elasticjob.inprocess._groups.own_sockets import listening  # noqa: E402
+from elasticjob.inprocess._groups.process_groups import ProcessGroups  # noqa: E402
 
 TIMEOUT = 60.0
 

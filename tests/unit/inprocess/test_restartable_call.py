@@ -30,9 +30,10 @@ pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 
-from elasticjob.inprocess import process_groups, restartable  # noqa: E402
-from elasticjob.inprocess.agent_channel import AgentChannel  # noqa: E402
-from elasticjob.inprocess.timeout_guard import TimeoutGuard  # noqa: E402
+from elasticjob.inprocess._groups import process_groups  # noqa: E402
+from elasticjob.inprocess._restartable import restartable  # noqa: E402
+from elasticjob.inprocess._restartable.agent_channel import AgentChannel  # noqa: E402
+from elasticjob.inprocess._restartable.timeout_guard import TimeoutGuard  # noqa: E402
 from elasticjob.training import progress_channel  # noqa: E402
 from elasticjob.training.progress_channel import Stopped  # noqa: E402
 

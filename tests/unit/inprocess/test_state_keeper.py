@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from elasticjob._runtime.contract.names import Env
-from elasticjob.inprocess.state_keeper import StateKeeper, seconds_before_copy
+from elasticjob.inprocess._restartable.state_keeper import StateKeeper, seconds_before_copy
 
 TIMEOUT = 60.0
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from elasticjob.inprocess._stores.store_mixin import BarrierTimeoutError, IterationOutcome
 from elasticjob.inprocess.attribution import Interruption, InterruptionRecord
-from elasticjob.inprocess.store_mixin import BarrierTimeoutError, IterationOutcome
 from support.dict_store import DictStore
 
 LONG, SHORT = timedelta(seconds=20), timedelta(milliseconds=1)

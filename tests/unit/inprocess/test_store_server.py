@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from elasticjob.inprocess import store_server
+from elasticjob.inprocess._stores import store_server
 
 
 def test_the_port_of_a_job_that_has_just_ended_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

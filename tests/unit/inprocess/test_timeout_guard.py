@@ -14,8 +14,8 @@ import torch.distributed as dist
 
 from elasticjob._runtime.contract.names import RoundId
 from elasticjob._runtime.contract.restart_messages import CollectiveFailed, Guarded, WorkerToAgent
-from elasticjob.inprocess import timeout_guard
-from elasticjob.inprocess.timeout_guard import GroupState, TimeoutGuard, describe, find_failure
+from elasticjob.inprocess._restartable import timeout_guard
+from elasticjob.inprocess._restartable.timeout_guard import GroupState, TimeoutGuard, describe, find_failure
 
 ROUND = RoundId(1, 0, 1)
 HEALTHY = GroupState("default_pg", 600.0, "SUCCESS")

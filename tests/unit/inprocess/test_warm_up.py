@@ -20,9 +20,9 @@ from torch.nn.modules.module import (  # noqa: E402
 )
 from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: E402
 
-from elasticjob.inprocess import warm_up as warm_up_module  # noqa: E402
-from elasticjob.inprocess.process_groups import ProcessGroups  # noqa: E402
-from elasticjob.inprocess.warm_up import warm_up  # noqa: E402
+from elasticjob.inprocess._groups.process_groups import ProcessGroups  # noqa: E402
+from elasticjob.inprocess._restartable import warm_up as warm_up_module  # noqa: E402
+from elasticjob.inprocess._restartable.warm_up import warm_up  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

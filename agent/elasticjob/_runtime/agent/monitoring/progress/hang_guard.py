@@ -1,7 +1,7 @@
 """What ends a hang if the job has no hangPolicy and torch's own time-out is off, and the texts about it. Pure.
 
 torch would end a process whose collective exceeds the time-out. In a process whose function can be called again,
-`elasticjob.inprocess.timeout_guard` prevents that.
+`elasticjob.inprocess._restartable.timeout_guard` prevents that.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def serve(port: int) -> int:
         parent, own = os.pipe()
         arguments = [str(listener.fileno()), str(parent)]
         process = subprocess.Popen(
-            python_command("elasticjob.inprocess.store_server", *arguments),
+            python_command("elasticjob.inprocess._stores.store_server", *arguments),
             stdin=subprocess.DEVNULL,
             pass_fds=(listener.fileno(), parent),
             start_new_session=True,

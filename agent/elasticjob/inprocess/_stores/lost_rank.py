@@ -8,9 +8,9 @@ that is switched off or cut off closes none.
 from __future__ import annotations
 
 from elasticjob._runtime.store.wire import Op
+from elasticjob.inprocess._stores.socket_store import SocketStore
+from elasticjob.inprocess._stores.store_mixin import BARRIERS_OF_LOST, IterationOutcome, StoreMixin
 from elasticjob.inprocess.attribution import Interruption, InterruptionRecord
-from elasticjob.inprocess.socket_store import SocketStore
-from elasticjob.inprocess.store_mixin import BARRIERS_OF_LOST, IterationOutcome, StoreMixin
 
 
 def record_when_lost(call: StoreMixin, initial_rank: int, rank: int, iteration: int) -> None:

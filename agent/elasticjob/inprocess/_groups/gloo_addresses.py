@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from elasticjob._runtime.system.ip_addresses import plain_address
-from elasticjob.inprocess.own_sockets import Address
+from elasticjob.inprocess._groups.own_sockets import Address
 
 log = logging.getLogger(__name__)
 

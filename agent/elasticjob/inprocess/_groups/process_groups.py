@@ -29,9 +29,9 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from elasticjob.inprocess.gloo_addresses import published_addresses, read_in_time
-from elasticjob.inprocess.lost_operation import gloo_workers, waits_for_lost_operation
-from elasticjob.inprocess.own_sockets import (
+from elasticjob.inprocess._groups.gloo_addresses import published_addresses, read_in_time
+from elasticjob.inprocess._groups.lost_operation import gloo_workers, waits_for_lost_operation
+from elasticjob.inprocess._groups.own_sockets import (
     Address,
     end,
     links,
@@ -39,9 +39,9 @@ from elasticjob.inprocess.own_sockets import (
     shut_down_connections,
     shut_down_newer_than,
 )
-from elasticjob.inprocess.store_connection import interruptible_connections
-from elasticjob.inprocess.time_limit import run_within
-from elasticjob.inprocess.wake_up import wake_while
+from elasticjob.inprocess._groups.store_connection import interruptible_connections
+from elasticjob.inprocess._groups.wake_up import wake_while
+from elasticjob.inprocess._threads.time_limit import run_within
 from elasticjob.training.devices import synchronize_device
 from elasticjob.training.sharded.device_mesh_caches import forget_device_meshes
 

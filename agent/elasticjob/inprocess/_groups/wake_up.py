@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-from elasticjob.inprocess.own_sockets import ip_sockets, listens
+from elasticjob.inprocess._groups.own_sockets import ip_sockets, listens
 
 _INTERVAL = 0.01
 _TRIES = 50

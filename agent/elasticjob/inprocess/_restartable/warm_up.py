@@ -19,7 +19,7 @@ from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
 from elasticjob._runtime.contract.names import Env
-from elasticjob.inprocess.kernels import load_kernels
+from elasticjob.inprocess._restartable.kernels import load_kernels
 
 GPU_TIMEOUT = 60.0
 """Seconds that the part on a GPU may take. Alone on an H100 it took about 1 s (context, kernels, nccl). A GPU that

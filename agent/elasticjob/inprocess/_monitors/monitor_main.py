@@ -19,12 +19,12 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
+from elasticjob.inprocess._monitors.heartbeats import LossDetector, RunningClock, watched_ranks
+from elasticjob.inprocess._stores.lost_rank import record_when_lost
+from elasticjob.inprocess._stores.socket_store import SocketStore
+from elasticjob.inprocess._stores.store_mixin import StoreMixin
 from elasticjob.inprocess.attribution import Interruption, InterruptionRecord
-from elasticjob.inprocess.heartbeats import LossDetector, RunningClock, watched_ranks
-from elasticjob.inprocess.lost_rank import record_when_lost
 from elasticjob.inprocess.monitor_process import MonitorConfig
-from elasticjob.inprocess.socket_store import SocketStore
-from elasticjob.inprocess.store_mixin import StoreMixin
 
 log = logging.getLogger("elasticjob.inprocess.monitor")
 

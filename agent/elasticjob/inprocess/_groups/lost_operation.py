@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from elasticjob.inprocess.own_sockets import ip_sockets, listens, own_open_files
+from elasticjob.inprocess._groups.own_sockets import ip_sockets, listens, own_open_files
 
 _GLOO_WORKER = "pt_gloo_runloop"
 """Name of the threads in which torch runs collectives of gloo."""

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from elasticjob._runtime.contract.names import Env
-from elasticjob.inprocess.socket_store import SocketStore
+from elasticjob.inprocess._stores.socket_store import SocketStore
+from elasticjob.inprocess._stores.store_mixin import StoreMixin
 from elasticjob.inprocess.state import State
-from elasticjob.inprocess.store_mixin import StoreMixin
 
 TOPOLOGY_VARIABLE = "ELASTICJOB_TOPOLOGY"
 """Names of the domains that enclose this machine, the outermost first, separated by `/`, and its own name."""

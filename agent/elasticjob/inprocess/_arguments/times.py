@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from datetime import timedelta
 from pathlib import PurePath
 
-from elasticjob.inprocess.enforce import enforce_type, enforce_value
+from elasticjob.inprocess._arguments.enforce import enforce_type, enforce_value
 
 _ORDER = (
     ("soft_timeout", "hard_timeout"),

@@ -33,14 +33,14 @@ from elasticjob._runtime.contract.restart_messages import (
     Raised,
     ResultsEnded,
 )
-from elasticjob.inprocess.agent_channel import AgentChannel
-from elasticjob.inprocess.interruption import Interrupter, RankShouldRestart
-from elasticjob.inprocess.nccl_environment import keep_process_at_nccl_errors
-from elasticjob.inprocess.own_thread import MonitorOfWorker
-from elasticjob.inprocess.process_groups import ProcessGroups, collect_garbage
-from elasticjob.inprocess.state_keeper import StateKeeper, seconds_before_copy
-from elasticjob.inprocess.timeout_guard import TimeoutGuard
-from elasticjob.inprocess.warm_up import warm_up
+from elasticjob.inprocess._groups.nccl_environment import keep_process_at_nccl_errors
+from elasticjob.inprocess._groups.process_groups import ProcessGroups, collect_garbage
+from elasticjob.inprocess._restartable.agent_channel import AgentChannel
+from elasticjob.inprocess._restartable.state_keeper import StateKeeper, seconds_before_copy
+from elasticjob.inprocess._restartable.timeout_guard import TimeoutGuard
+from elasticjob.inprocess._restartable.warm_up import warm_up
+from elasticjob.inprocess._threads.interruption import Interrupter, RankShouldRestart
+from elasticjob.inprocess._threads.own_thread import MonitorOfWorker
 from elasticjob.training import progress_channel
 from elasticjob.training.devices import is_asynchronous
 from elasticjob.training.progress_channel import Stopped

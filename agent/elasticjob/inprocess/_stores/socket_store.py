@@ -18,7 +18,7 @@ from elasticjob._runtime.store import wire
 from elasticjob._runtime.store.wire import Op
 from elasticjob._runtime.system.ip_addresses import endpoint_text
 from elasticjob._runtime.system.keep_alive import KeepAlive
-from elasticjob.inprocess.store_mixin import StoreMixin
+from elasticjob.inprocess._stores.store_mixin import StoreMixin
 
 _PREFIX = "/"
 """torch's clients put this before every key."""

@@ -16,22 +16,22 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+from elasticjob.inprocess._arguments.enforce import enforce_importable
+from elasticjob.inprocess._call.environment import Environment, host_name
+from elasticjob.inprocess._call.injection import substitute
+from elasticjob.inprocess._call.log_setup import LogSetup
+from elasticjob.inprocess._groups.nccl_environment import keep_process_at_nccl_errors
+from elasticjob.inprocess._groups.process_groups import collect_garbage
+from elasticjob.inprocess._stores.lost_rank import leaves_on_purpose, record_when_lost
+from elasticjob.inprocess._stores.socket_store import SocketStore
+from elasticjob.inprocess._stores.store_mixin import IterationOutcome, StoreMixin
+from elasticjob.inprocess._threads.interruption import Interrupter, RankShouldRestart
 from elasticjob.inprocess.attribution import Interruption, InterruptionRecord
-from elasticjob.inprocess.enforce import enforce_importable
-from elasticjob.inprocess.environment import Environment, host_name
 from elasticjob.inprocess.exception import HealthCheckError, InternalError, RestartError
-from elasticjob.inprocess.injection import substitute
-from elasticjob.inprocess.interruption import Interrupter, RankShouldRestart
-from elasticjob.inprocess.log_setup import LogSetup
-from elasticjob.inprocess.lost_rank import leaves_on_purpose, record_when_lost
 from elasticjob.inprocess.monitor_process import MonitorProcess, monitor_config
 from elasticjob.inprocess.monitor_thread import MonitorThread
-from elasticjob.inprocess.nccl_environment import keep_process_at_nccl_errors
-from elasticjob.inprocess.process_groups import collect_garbage
 from elasticjob.inprocess.progress_watchdog import ProgressWatchdog
-from elasticjob.inprocess.socket_store import SocketStore
 from elasticjob.inprocess.state import State, Status
-from elasticjob.inprocess.store_mixin import IterationOutcome, StoreMixin
 from elasticjob.training.devices import is_asynchronous
 
 if TYPE_CHECKING:

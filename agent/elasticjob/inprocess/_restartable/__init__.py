@@ -1,0 +1,1 @@
+"""`@elasticjob.restartable`: an agent has a training function called again, in the same process."""
