@@ -17,6 +17,7 @@ from elasticjob.inprocess._arguments.enforce import (
 )
 from elasticjob.inprocess._arguments.times import Times, check_log_file
 from elasticjob.inprocess._call.call_wrapper import CallWrapper
+from elasticjob.inprocess._call.wrapper_arguments import WrapperArguments
 from elasticjob.inprocess._stores.store_mixin import StoreMixin
 from elasticjob.inprocess.abort import Abort, AbortTorchDistributed
 from elasticjob.inprocess.completion import Completion
@@ -32,7 +33,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Wrapper:
+class Wrapper(WrapperArguments):
     """Calls a function again on all healthy ranks when it fails on one, in the same processes.
 
     It needs a launcher that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and no agent. The wrapped function
@@ -77,7 +78,7 @@ class Wrapper:
         enforce_instance_of_hook("health_check", health_check, HealthCheck)
         enforce_instance_of_hook("rank_assignment", rank_assignment, RankAssignment, optional=False)
         enforce_instance_of_hook("rank_filter", rank_filter, RankFilter)
-        self.times = Times(
+        times = Times(
             monitor_thread_interval=monitor_thread_interval,
             monitor_process_interval=monitor_process_interval,
             heartbeat_interval=heartbeat_interval,
@@ -93,18 +94,21 @@ class Wrapper:
         check_log_file(monitor_process_logfile)
         enforce_type("enabled", enabled, bool)
         enforce_value(dist.is_available(), "this torch has no torch.distributed: write enabled=False")
-        self.store_factory = store_factory
-        self.store_kwargs = dict(store_kwargs or {})
-        self.initialize = initialize
-        self.abort = abort
-        self.completion = completion
-        self.terminate = terminate
-        self.finalize = finalize
-        self.health_check = health_check
-        self.rank_assignment = rank_assignment
-        self.rank_filter = rank_filter
-        self.monitor_process_logfile = monitor_process_logfile
-        self.enabled = enabled
+        super().__init__(
+            store_factory=store_factory,
+            store_kwargs=dict(store_kwargs or {}),
+            initialize=initialize,
+            abort=abort,
+            completion=completion,
+            terminate=terminate,
+            finalize=finalize,
+            health_check=health_check,
+            rank_assignment=rank_assignment,
+            rank_filter=rank_filter,
+            times=times,
+            monitor_process_logfile=monitor_process_logfile,
+            enabled=enabled,
+        )
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T | None]:
         """Return the wrapped function; `function` itself if the wrapper is not enabled."""

@@ -3,47 +3,42 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import logging
 import os
 import threading
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.distributed as dist
 
-from elasticjob.inprocess._arguments.enforce import enforce_importable
+from elasticjob.inprocess._call.call_store import CallStore
 from elasticjob.inprocess._call.environment import Environment, host_name
+from elasticjob.inprocess._call.frames import forget_frames
+from elasticjob.inprocess._call.hook_calls import HookCalls
 from elasticjob.inprocess._call.injection import substitute
 from elasticjob.inprocess._call.log_setup import LogSetup
+from elasticjob.inprocess._call.monitor_start import start_monitor_process
+from elasticjob.inprocess._call.wrapper_arguments import WrapperArguments
 from elasticjob.inprocess._groups.nccl_environment import keep_process_at_nccl_errors
 from elasticjob.inprocess._groups.process_groups import collect_garbage
 from elasticjob.inprocess._stores.lost_rank import leaves_on_purpose, record_when_lost
-from elasticjob.inprocess._stores.socket_store import SocketStore
 from elasticjob.inprocess._stores.store_mixin import IterationOutcome, StoreMixin
 from elasticjob.inprocess._threads.interruption import Interrupter, RankShouldRestart
 from elasticjob.inprocess.attribution import Interruption, InterruptionRecord
-from elasticjob.inprocess.exception import HealthCheckError, InternalError, RestartError
-from elasticjob.inprocess.monitor_process import MonitorProcess, monitor_config
+from elasticjob.inprocess.exception import InternalError, RestartError
 from elasticjob.inprocess.monitor_thread import MonitorThread
 from elasticjob.inprocess.progress_watchdog import ProgressWatchdog
-from elasticjob.inprocess.state import State, Status
+from elasticjob.inprocess.state import State
 from elasticjob.training.devices import is_asynchronous
-
-if TYPE_CHECKING:
-    from elasticjob.inprocess.wrapper import Wrapper
 
 log = logging.getLogger(__name__)
 
 _RESTART_TIMEOUT = 5.0
 """Seconds within which the monitor thread must see an interruption that this rank has recorded."""
 
-_calls = itertools.count()
-"""Numbers of the calls in this process. All ranks make the same calls, and each call has its own keys in the store."""
 _running = threading.Lock()
 """Held during a call: a wrapped function cannot call another one."""
 
@@ -69,9 +64,10 @@ class CallWrapper:
     The function gets it as the value of each parameter that is annotated with `CallWrapper` or `CallWrapper | None`.
     """
 
-    def __init__(self, wrapper: Wrapper) -> None:
-        self._wrapper = wrapper
-        self._times = wrapper.times
+    def __init__(self, arguments: WrapperArguments) -> None:
+        self._arguments = arguments
+        self._times = arguments.times
+        self._hooks = HookCalls(arguments)
         self._cleanup = ExitStack()
         try:
             self._set_up()
@@ -140,65 +136,28 @@ class CallWrapper:
         self._watchdog.start()
 
     def _connect(self) -> None:
-        self._prefix = f"call/{next(_calls)}"
-        self._base_store = self._create_store()
+        self._store = CallStore(self._arguments)
         self._cleanup.callback(self._forget_store)
-        self._link = self._open_link()
-        self._monitor_link = self._open_link()
-        self._cleanup.callback(lambda: _close(self._link))
-        self._cleanup.callback(lambda: _close(self._monitor_link))
-        self._connect_monitor_process()  # before the barrier: it reports a rank that ends there
-        store, state = self._call_store, self._state
+        self._store.open()
+        self._cleanup.callback(self._store.close)
+        self._store.let_connect(self._monitor_process)  # before the barrier: it reports a rank that ends there
+        store, state = self._store.for_call, self._state
         store.set_initial_rank(state.rank, state.initial_rank, host_name())
         store.initial_barrier(state.rank, state.world_size, self._times.barrier_timeout)
-        self._state = replace(state, store=self._base_store.with_prefix(self._prefix))
+        self._state = replace(state, store=self._store.for_hooks)
 
     def _forget_store(self) -> None:
         """Release the store's connection now: cycles of objects would keep it until the next garbage collection."""
         self._state, self._place = replace(self._state, store=None), None
-        del self._base_store
-
-    def _create_store(self) -> StoreMixin:
-        store: StoreMixin = self._wrapper.store_factory(**self._wrapper.store_kwargs)
-        return store
-
-    def _open_link(self) -> StoreMixin:
-        """Return a further connection to the store."""
-        return self._base_store.connect() or self._create_store()
-
-    @property
-    def _call_store(self) -> StoreMixin:
-        """The store of this call, over the connection of the main thread."""
-        return self._link.with_prefix(self._prefix)
+        self._store.forget()
 
     @property
     def _current_store(self) -> StoreMixin:
         """The store of this iteration, over the connection of the main thread."""
-        return self._call_store.for_iteration(self.iteration)
+        return self._store.for_iteration(self.iteration)
 
     def _start_monitor_process(self) -> None:
-        times = self._times
-        self._monitor_process = MonitorProcess(
-            monitor_config(
-                self._state.initial_rank,
-                self._state.initial_world_size,
-                interval=times.monitor_process_interval,
-                heartbeat_interval=times.heartbeat_interval,
-                heartbeat_timeout=times.heartbeat_timeout,
-                hard_timeout=times.hard_timeout,
-                termination_grace_time=times.termination_grace_time,
-                connect_timeout=times.barrier_timeout,
-                log_file=self._wrapper.monitor_process_logfile,
-            )
-        )
-
-    def _connect_monitor_process(self) -> None:
-        endpoint, pickled = self._base_store.endpoint(), b""
-        if endpoint is None:
-            factory = (self._wrapper.store_factory, self._wrapper.store_kwargs)
-            pickled = enforce_importable("store_factory", factory, reason="the monitor process needs it too")
-        knows_lost_clients = self._base_store.knows_lost_clients
-        self._monitor_process.can_create_store(endpoint, pickled, self._prefix, knows_lost_clients=knows_lost_clients)
+        self._monitor_process = start_monitor_process(self._state, self._arguments)
 
     def _report_progress(self) -> None:
         self._monitor_process.report_progress()
@@ -216,7 +175,7 @@ class CallWrapper:
                 ended = self._run_iteration(call)
                 if isinstance(ended, _Completed):
                     self._end_monitor_thread()  # before its connection is closed
-                    self._announce_completion()
+                    self._hooks.complete(self._state)
                     return ended.value
                 self._recover(ended.error)
         except BaseException as error:
@@ -228,16 +187,17 @@ class CallWrapper:
     def _begin_iteration(self) -> None:
         """Take this rank's place in an iteration, and wait until all ranks have taken theirs."""
         store = self._current_store
-        state = self._state = self._place = replace(self._state, store=self._iteration_base_store(self.iteration))
+        state = self._state = self._place = replace(
+            self._state, store=self._store.of_iteration_for_hooks(self.iteration)
+        )
         if not self._monitor_process.is_running:
             self._monitor_process.shutdown()
             self._start_monitor_process()
-            self._connect_monitor_process()
+            self._store.let_connect(self._monitor_process)
         # Before the rank is visible in the store: from here on the monitor process records the end of this rank.
         self._monitor_process.start_iteration(state.rank, state.world_size, state.iteration)
-        if self._base_store.knows_lost_clients:
-            monitor_store = self._monitor_link.with_prefix(self._prefix)
-            record_when_lost(monitor_store, state.initial_rank, state.rank, state.iteration)
+        if self._store.knows_lost_clients:
+            record_when_lost(self._store.for_monitor_thread, state.initial_rank, state.rank, state.iteration)
         store.set_initial_rank(state.rank, state.initial_rank, host_name())
         self._environment.prepare(state, store)
         store.iteration_barrier(
@@ -247,7 +207,7 @@ class CallWrapper:
         self._watchdog.reset()
 
     def _record_lost_before_iteration(self, missing: set[int]) -> None:
-        state, store = self._state, self._call_store
+        state, store = self._state, self._store.for_call
         if self._current_store.record_lost_before_iteration(missing, store, state.initial_world_size, state.world_size):
             log.warning("ranks %s ended before iteration %d", sorted(missing), state.iteration)
 
@@ -256,10 +216,10 @@ class CallWrapper:
         errors: list[Exception] = []
         thread = self._thread = self._start_monitor_thread()
         try:
-            with self._around_function(), self._interrupter.armed():
+            with self._hooks.around_function(), self._interrupter.armed():
                 return _Completed(self._run_rank(call, errors))
         except RankShouldRestart as interruption:
-            _forget_frames(interruption)
+            forget_frames(interruption)
         except Exception as error:
             raise InternalError(f"iteration {self.iteration} failed, and no restart came: {error}") from error
         if thread.failure is not None:
@@ -289,8 +249,8 @@ class CallWrapper:
         raise errors[0] if errors else InternalError("the iteration was interrupted")
 
     def _call_function(self, call: Callable[[], Any], store: StoreMixin) -> Any:
-        self._initialize()
-        self._check_health(None)
+        self._state = self._hooks.initialize(self._state)
+        self._hooks.check_health(self._state, None)
         if not self._state.is_active:
             return self._wait_as_spare(store)
         value = call()
@@ -310,14 +270,6 @@ class CallWrapper:
             state.rank, state.world_size, times.completion_timeout, timeout_chunk=times.completion_chunk
         )
 
-    def _announce_completion(self) -> None:
-        if self._wrapper.completion is None:
-            return
-        try:
-            self._wrapper.completion(self._state)
-        except Exception:  # all ranks have completed: none of them would take part in a restart
-            log.exception("rank %d: its completion failed", self._state.rank)
-
     def _wait_for_restart(self) -> None:
         """Wait for the exception that the monitor thread raises here; return if none comes."""
         interrupted = threading.Event()
@@ -331,12 +283,12 @@ class CallWrapper:
         """Prepare the next iteration, in which this rank has a new place."""
         self._end_monitor_thread()
         self._watchdog.reset()
-        self._renew_link()
+        self._store.renew()
         self._state = replace(self._state, fn_exception=error)
         if error is not None:
-            _forget_frames(error)
-        self._release(error)
-        self._check_health(error)
+            forget_frames(error)
+        self._hooks.release(self._state, error)
+        self._hooks.check_health(self._state, error)
         excluded = self._wait_for_termination()
         self._environment.close_store()
         self._state = self._state.advance()
@@ -346,26 +298,6 @@ class CallWrapper:
             "iteration %d: rank %d of %d (initial rank %d)",
             self.iteration, self._state.rank, self._state.world_size, self._state.initial_rank,
         )  # fmt: skip
-
-    def _release(self, error: Exception | None) -> None:
-        """Release what the function left behind."""
-        wrapper = self._wrapper
-        try:
-            if wrapper.abort is not None:
-                wrapper.abort.after_function()
-            if wrapper.finalize is not None:
-                wrapper.finalize(self._state, error)
-        except Exception:
-            log.exception("rank %d: its finalize failed", self._state.rank)
-            raise
-
-    def _check_health(self, error: Exception | None) -> None:
-        if self._wrapper.health_check is None:
-            return
-        try:
-            self._wrapper.health_check(self._state, error)
-        except Exception as failed:
-            raise HealthCheckError(f"the health check of rank {self._state.rank} failed: {failed}") from failed
 
     def _wait_for_termination(self) -> set[int]:
         """Wait until all ranks have ended their functions; return those that are not in the next iteration."""
@@ -380,50 +312,20 @@ class CallWrapper:
     def _assign_ranks(self, terminated: set[int]) -> None:
         """Take this rank's number and role in the next iteration."""
         old = self._state
-        asked = replace(old, status=Status.INITIALIZED, active_rank=None, active_world_size=None)
-        if asked.store is None:  # hosts of ranks are in the store of the iteration that ended
-            asked = replace(asked, store=self._iteration_base_store(old.iteration - 1))
-        state, left = self._wrapper.rank_assignment(asked, set(terminated))
-        if left:
-            raise RestartError(
-                f"the rank assignment {self._wrapper.rank_assignment!r} left terminated ranks {sorted(left)} "
-                f"in iteration {old.iteration}: it must remove them"
-            )
-        if state.status is Status.TERMINATED:
-            raise RestartError(f"the rank assignment has no place for rank {old.rank} in iteration {old.iteration}")
-        if state.status is Status.INITIALIZED:
-            state = state.activate_all_ranks()
-        if self._wrapper.rank_filter is not None:
-            state = self._wrapper.rank_filter(state)
+        if old.store is None:  # hosts of ranks are in the store of the iteration that ended
+            old = replace(old, store=self._store.of_iteration_for_hooks(old.iteration - 1))
+        state = self._hooks.assign_ranks(old, terminated)
         self._state = replace(state, store=None)
-
-    # ---- hooks around the function
-
-    def _initialize(self) -> None:
-        if self._wrapper.initialize is not None:
-            self._state = self._wrapper.initialize(self._state) or self._state
-
-    @contextmanager
-    def _around_function(self) -> Iterator[None]:
-        if self._wrapper.abort is None:
-            yield
-        else:
-            with self._wrapper.abort.around_function():
-                yield
 
     def _abort(self) -> None:
         """In the monitor thread: break what the main thread may wait for."""
-        try:
-            if self._wrapper.abort is not None:
-                self._wrapper.abort(self._state)
-        except Exception:
-            log.exception("rank %d: its abort failed", self._state.rank)
+        self._hooks.abort(self._state)
         self._environment.close_store()
 
     # ---- monitor thread
 
     def _start_monitor_thread(self) -> MonitorThread:
-        store = self._monitor_link.with_prefix(self._prefix).for_iteration(self.iteration)
+        store = self._store.for_monitor_thread.for_iteration(self.iteration)
         thread = MonitorThread(
             rank=self._state.rank,
             world_size=self._state.world_size,
@@ -457,7 +359,7 @@ class CallWrapper:
         rank = self._state.rank
         log.error("rank %d leaves: %s: %s", rank, type(error).__name__, error)
         try:
-            self._renew_link()
+            self._store.renew()
             if self._place is not None:
                 called, size = self._thread is not None, self._place.world_size
                 outcome = self._current_store.record_end(rank, size, Interruption.BASE_EXCEPTION)
@@ -467,41 +369,20 @@ class CallWrapper:
                     self._current_store.results_barrier(rank, size, self._times.barrier_timeout)
         except (OSError, RuntimeError) as unavailable:
             log.error("rank %d could not report that it leaves: %s", rank, unavailable)
-        wrapper = self._wrapper
-        try:
-            if wrapper.abort is not None:
-                wrapper.abort(self._state)
-                wrapper.abort.after_function()
-        except Exception:
-            log.exception("rank %d: its abort failed", rank)
-        try:
-            if wrapper.terminate is not None:
-                wrapper.terminate(self._state)
-        except Exception:
-            log.exception("rank %d: its terminate failed", rank)
+        self._hooks.leave(self._state)
 
     def _leave(self) -> None:
         """Record that this rank has left. One that hosts something for the others waits for them."""
         try:
-            store, state = self._call_store, self._state
+            store, state = self._store.for_call, self._state
             store.record_base_terminated_rank(state.initial_rank)
-            if self._base_store.knows_lost_clients:
+            if self._store.knows_lost_clients:
                 leaves_on_purpose(store, state.initial_rank)
-            if state.initial_rank in self._base_store.critical_ranks:
+            if state.initial_rank in self._store.critical_ranks:
                 store.wait_for_base_terminated_ranks(state.initial_world_size)
         except (OSError, RuntimeError) as error:
             log.error("rank %d could not report that it has left: %s", self._state.rank, error)
         self._thread = None
-
-    def _renew_link(self) -> None:
-        """Replace the main thread's connection: an exception may have interrupted an operation in the middle."""
-        if isinstance(self._link, SocketStore):
-            self._link.close()
-            self._link = self._link.connect()
-
-    def _iteration_base_store(self, iteration: int) -> StoreMixin:
-        """Return the store of an iteration for hooks."""
-        return self._base_store.with_prefix(self._prefix).for_iteration(iteration)
 
 
 def _check_process() -> None:
@@ -512,18 +393,3 @@ def _check_process() -> None:
             "torch.distributed is initialized already: call init_process_group in the wrapped function, "
             "or destroy_process_group before its call"
         )
-
-
-def _close(store: StoreMixin) -> None:
-    if isinstance(store, SocketStore):
-        store.close()
-
-
-def _forget_frames(error: BaseException) -> None:
-    """Free what the frames of an exception refer to: models and process groups of the iteration that ended."""
-    seen: set[int] = set()
-    link: BaseException | None = error
-    while link is not None and id(link) not in seen:
-        seen.add(id(link))
-        traceback.clear_frames(link.__traceback__)
-        link = link.__cause__ or link.__context__

@@ -14,22 +14,20 @@ ends the wait with an error.
 
 from __future__ import annotations
 
-import atexit
 import functools
 import gc
-import os
-import socket
-import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from elasticjob.inprocess._groups.background_end import end_in_background
 from elasticjob.inprocess._groups.gloo_addresses import published_addresses, read_in_time
+from elasticjob.inprocess._groups.group_creation import GroupCreation, connect_in_place_of_peers, store_addresses
 from elasticjob.inprocess._groups.lost_operation import gloo_workers, waits_for_lost_operation
 from elasticjob.inprocess._groups.own_sockets import (
     Address,
@@ -40,52 +38,26 @@ from elasticjob.inprocess._groups.own_sockets import (
     shut_down_newer_than,
 )
 from elasticjob.inprocess._groups.store_connection import interruptible_connections
+from elasticjob.inprocess._groups.torch_groups import (
+    backends_of,
+    forget_groups,
+    has_gloo,
+    is_gloo,
+    known_groups,
+    published_by,
+)
 from elasticjob.inprocess._groups.wake_up import wake_while
 from elasticjob.inprocess._threads.time_limit import run_within
 from elasticjob.training.devices import synchronize_device
 from elasticjob.training.sharded.device_mesh_caches import forget_device_meshes
 
-_CONNECT_TIMEOUT = 1.0
-"""Seconds, for connections within this host."""
 _READ_TIMEOUT = 0.1
 """Seconds in which the addresses of a gloo group are read that was not seen when it was created."""
-
-_END_TIMEOUT = 5.0
-"""Seconds that the end of the process waits for threads of gloo. One that hangs does not end by waiting."""
 
 PLANNED_END_TIMEOUT = 5.0
 """Seconds in which the groups of a planned end must have ended, before they are aborted. All ranks end there after the
 same step, and the last kernels take milliseconds. A peer that was lost at that moment would let this rank wait for
 ever. The agent kills the process after 10 s (`LEAVE_TIMEOUT`), and an abort needs some of the rest."""
-
-_TABLES = (
-    "pg_map",
-    "pg_names",
-    "pg_group_ranks",
-    "pg_backend_config",
-    "pg_to_tag",
-    "tags_to_pg",
-    "pg_coalesce_state",
-    "pg_flight_recorder_hooks",
-)
-"""What `destroy_process_group` clears, by torch's names. Older versions lack the last one."""
-
-
-@dataclass(frozen=True)
-class _Creation:
-    """A group that is being created."""
-
-    size: int
-    """Number of its members."""
-    listening_before: frozenset[tuple[Any, ...]]
-    """The addresses on which this process listened when the creation began."""
-    links_before: frozenset[str]
-    """The sockets of this process when the creation of the group, or that of its next backend, began. Not read, which
-    takes a third of a millisecond, while all that follows is of gloo."""
-    gloo_follows: bool
-    """Whether a backend of gloo may be created yet, whose sockets are left alone."""
-    others_follow: bool
-    """Whether the group has backends other than gloo."""
 
 
 class ProcessGroups:
@@ -102,7 +74,7 @@ class ProcessGroups:
         """Backends of the group that is being created: torch's table does not have it yet."""
         self._aborted: list[Any] = []
         self._aborts: list[threading.Thread] = []
-        self._creating: _Creation | None = None
+        self._creating: GroupCreation | None = None
         self._listening_before: frozenset[tuple[Any, ...]] | None = None
         """The addresses on which this process listened before it had a backend with an `abort`."""
         self._links_before: frozenset[str] = links()
@@ -130,17 +102,17 @@ class ProcessGroups:
         """Make all collectives in progress fail, and later ones of these groups. Call it from any thread."""
         self._breaks += 1  # first: a group that is registered from now on sees it
         self._broken = True
-        groups = _table()
+        groups = known_groups()
         # Before anything else: kernels that are queued behind an abort delay it, and they become more.
-        self._begin_aborts([*self._forming, *(backend for group, _ in groups for backend in _backends(group))])
+        self._begin_aborts([*self._forming, *(backend for group, _ in groups for backend in backends_of(group))])
         gloo, self._gloo = self._gloo, set()
-        if unknown := [group for group in groups if id(group[0]) not in self._known and _has_gloo(group[0])]:
+        if unknown := [group for group in groups if id(group[0]) not in self._known and has_gloo(group[0])]:
             self._known |= {id(group) for group, _ in unknown}
-            gloo |= read_in_time([_published_by(*group) for group in unknown], _READ_TIMEOUT)
+            gloo |= read_in_time([published_by(*group) for group in unknown], _READ_TIMEOUT)
         # Also the connections to the round's store: a group that is being created waits there for its members.
-        shut_down_connections(gloo | _store_addresses())
+        shut_down_connections(gloo | store_addresses())
         if (creating := self._creating) and creating.gloo_follows:
-            _connect_in_place_of_peers(creating)
+            connect_in_place_of_peers(creating)
         elif creating:
             shut_down_newer_than(creating.links_before, keep=gloo)
 
@@ -153,7 +125,7 @@ class ProcessGroups:
         """
         if not self._aborted:
             return False
-        return shut_down_newer_than(self._links_before, keep=_store_addresses()) > 0
+        return shut_down_newer_than(self._links_before, keep=store_addresses()) > 0
 
     @property
     def aborting(self) -> bool:
@@ -181,7 +153,7 @@ class ProcessGroups:
         if planned and not self._broken:
             self._leave_gracefully()
         else:
-            if _table() or self._forming:
+            if known_groups() or self._forming:
                 self.break_collectives()
             run_within(timeout, self._join_aborts, "the communicators were not aborted")
             run_within(timeout, synchronize_device, "the device did not finish its work after the abort")
@@ -204,12 +176,12 @@ class ProcessGroups:
             self._join_aborts()
 
     def _destroy(self) -> None:
-        gloo = [backend for group, _ in _table() for backend in _backends(group) if _is_gloo(backend)]
+        gloo = [backend for group, _ in known_groups() for backend in backends_of(group) if is_gloo(backend)]
         if dist.is_initialized():
             with suppress(RuntimeError):  # a group that was aborted
                 dist.destroy_process_group()
-        _forget_groups()
-        _end_in_background(gloo)
+        forget_groups()
+        end_in_background(gloo)
         self._known, self._gloo, self._aborted, self._forming = set(), set(), [], []
         self._listening_before, self._broken = None, False
 
@@ -219,22 +191,22 @@ class ProcessGroups:
         def create_and_register(group_size: int, *args: Any, **kwargs: Any) -> Any:
             backend = kwargs.get("backend", args[2] if len(args) > 2 else "")
             names = {part.rpartition(":")[2] for part in str(backend).lower().split(",")}
-            with self._creation(group_size, "gloo" in names, names != {"gloo"}):
+            with self._creation(group_size, has_gloo="gloo" in names, has_others=names != {"gloo"}):
                 return create(group_size, *args, **kwargs)
 
         return create_and_register
 
     def _when_split(self, split: Callable[..., Any]) -> Callable[..., Any]:
         def split_and_register(parent: Any, ranks: Any, *args: Any, **kwargs: Any) -> Any:
-            is_gloo = {*map(_is_gloo, _backends(parent))}
-            with self._creation(len(ranks), True in is_gloo, False in is_gloo):
+            kinds = {*map(is_gloo, backends_of(parent))}
+            with self._creation(len(ranks), has_gloo=True in kinds, has_others=False in kinds):
                 return split(parent, ranks, *args, **kwargs)
 
         return split_and_register
 
     def _when_backend_is_registered(self, register: Callable[..., Any]) -> Callable[..., Any]:
         def note_and_register(group: Any, device: Any, kind: Any, backend: Any = None, *args: Any) -> Any:
-            if backend is not None and not _is_gloo(backend):
+            if backend is not None and not is_gloo(backend):
                 self._forming.append(backend)
                 if creating := self._creating:
                     self._note_listening(creating)
@@ -253,17 +225,17 @@ class ProcessGroups:
         return register_and_read
 
     @contextmanager
-    def _creation(self, size: int, has_gloo: bool, has_others: bool) -> Iterator[None]:
+    def _creation(self, size: int, *, has_gloo: bool, has_others: bool) -> Iterator[None]:
         """Let `break_collectives` end what the creation of a group may wait for in this context."""
         outer, breaks = self._creating, self._breaks
         before = frozenset() if has_gloo else links()
-        creating = self._creating = _Creation(size, frozenset(listening()), before, has_gloo, has_others)
+        creating = self._creating = GroupCreation(size, frozenset(listening()), before, has_gloo, has_others)
         # A new group may have the id of one that the function has destroyed.
-        self._known &= {id(group) for group, _ in _table()}
+        self._known &= {id(group) for group, _ in known_groups()}
         try:
             yield
             self._register()
-            if any(not _is_gloo(backend) for group, _ in _table() for backend in _backends(group)):
+            if any(not is_gloo(backend) for group, _ in known_groups() for backend in backends_of(group)):
                 self._note_listening(creating)
         finally:
             self._creating = outer
@@ -273,16 +245,16 @@ class ProcessGroups:
         if self._breaks != breaks:  # the connections in place of the peers came in time: it was created with them
             self.break_collectives()
 
-    def _note_listening(self, creating: _Creation) -> None:
+    def _note_listening(self, creating: GroupCreation) -> None:
         if self._listening_before is None:
             self._listening_before = creating.listening_before
 
     def _register(self) -> None:
-        for group, (_, store) in _table():
+        for group, (_, store) in known_groups():
             if id(group) not in self._known:
                 self._known.add(id(group))
-                if _has_gloo(group):
-                    self._gloo |= published_addresses(*_published_by(group, ("", store)))
+                if has_gloo(group):
+                    self._gloo |= published_addresses(*published_by(group, ("", store)))
 
     # ---- aborts
 
@@ -290,7 +262,7 @@ class ProcessGroups:
         """Abort each backend in a thread of its own: their peers may abort theirs in another order."""
         threads = []
         for backend in backends:
-            if not _is_gloo(backend) and all(backend is not known for known in self._aborted):
+            if not is_gloo(backend) and all(backend is not known for known in self._aborted):
                 self._aborted.append(backend)
                 threads.append(threading.Thread(target=_abort, args=(backend,), daemon=True, name="abort"))
         for thread in threads:
@@ -308,20 +280,6 @@ class ProcessGroups:
         self._aborts = []
 
 
-def _forget_groups() -> None:
-    """Clear torch's table, if it still has groups: the creation of one was interrupted, or its end has failed.
-
-    The groups of the next round have the same names, which torch would refuse.
-    """
-    if not _table() and not distributed_c10d._world.pg_names:
-        return
-    distributed_c10d._update_default_pg(None)
-    for name in _TABLES:
-        if (table := getattr(distributed_c10d._world, name, None)) is not None:
-            table.clear()
-    distributed_c10d._unregister_all_process_groups()
-
-
 def _patch(stack: ExitStack, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
     """Replace a function or method by a wrapper of it until the stack is closed. A version of torch may lack it."""
     if (before := vars(owner).get(name)) is not None:  # not `getattr`: a method has to be put back as what binds it
@@ -330,91 +288,9 @@ def _patch(stack: ExitStack, owner: Any, name: str, wrap: Callable[[Any], Any]) 
         stack.callback(setattr, owner, name, before)
 
 
-def _table() -> list[tuple[Any, tuple[Any, Any]]]:
-    """Return the process groups that torch knows at this moment, each with (backend, store)."""
-    while True:
-        with suppress(RuntimeError):  # another thread has created a group meanwhile
-            return list(distributed_c10d._world.pg_map.items())
-
-
-def _backends(group: Any) -> list[Any]:
-    """Return the backends of a group, each once; a group that is written in Python is its own. None: it was aborted."""
-    found: list[Any] = []
-    with suppress(RuntimeError):
-        for device in sorted(group._device_types, key=lambda device: str(device.type)):
-            backend = group._get_backend(device)
-            for each in (backend, getattr(backend, "wrapped_pg", None)):  # the latter with TORCH_DISTRIBUTED_DEBUG
-                if each is not None and all(each is not other for other in found):
-                    found.append(each)
-        return found or [group]
-    return []
-
-
-def _is_gloo(backend: Any) -> bool:
-    with suppress(RuntimeError, AttributeError):
-        return bool(backend.name() == "gloo")
-    return False
-
-
-def _has_gloo(group: Any) -> bool:
-    return any(map(_is_gloo, _backends(group)))
-
-
-def _published_by(group: Any, entry: tuple[Any, Any]) -> tuple[Any, ...]:
-    """Return the arguments of `published_addresses` for a group."""
-    return entry[1], {device.type for device in group._device_types}, group.rank(), group.size()
-
-
 def _abort(backend: Any) -> None:
     with suppress(RuntimeError, AttributeError):  # it was aborted before, or has no `abort`
         backend.abort()
-
-
-def _store_addresses() -> set[Address]:
-    """Return the addresses of the store in the environment; empty if it has none, or if its host has no address."""
-    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "")
-    try:
-        # As bytes: Python imports its codec for international names otherwise, while all ranks wait.
-        found = socket.getaddrinfo(host.encode(), int(port), type=socket.SOCK_STREAM) if host else []
-    except (OSError, ValueError):
-        return set()
-    return {end(entry[4]) for entry in found}
-
-
-def _connect_in_place_of_peers(creation: _Creation) -> None:
-    """Open and close a connection for each member to the address on which this process waits for them.
-
-    A member sends the number of the pair that it connects, which gloo counts from 0 for each address. A number that
-    gloo does not wait for has no effect. The connections of a group that has just been created end with it anyway.
-    """
-    for address in listening() - creation.listening_before:
-        for pair in range(creation.size):
-            with suppress(OSError), socket.socket(_family(address), socket.SOCK_STREAM) as connection:
-                connection.settimeout(_CONNECT_TIMEOUT)
-                connection.connect(address)
-                connection.sendall(struct.pack("<q", pair))
-
-
-def _family(address: tuple[Any, ...]) -> socket.AddressFamily:
-    """Return the family of a socket's address. That of IPv6 has four parts."""
-    return socket.AF_INET6 if len(address) == len(("host", "port", "flow", "scope")) else socket.AF_INET
-
-
-_ending: list[threading.Thread] = []
-"""Threads that end gloo backends."""
-
-
-def _end_in_background(gloo: list[Any]) -> None:
-    _ending[:] = filter(threading.Thread.is_alive, _ending)
-    _ending.append(threading.Thread(target=gloo.clear, daemon=True, name="end-of-gloo"))
-    _ending[-1].start()
-
-
-@atexit.register
-def _wait_for_ends() -> None:
-    """Python stops the threads that are left when it ends, and one that is in C++ code then aborts the process."""
-    for thread in _ending:
-        thread.join(_END_TIMEOUT)
 
 
 def collect_garbage() -> None:
