@@ -67,9 +67,11 @@ BETWEEN = """
 import os, sys, torch, elasticjob
 import torch.distributed as dist
 from elasticjob.training import progress_channel
+from elasticjob.training.progress_channel import ChannelState
 
 rank = int(os.environ["RANK"])
-progress_channel._opened, progress_channel._memory = True, tuple(os.memfd_create("agent") for _ in range(3))
+progress_channel.channel.state = ChannelState.NO_AGENT
+progress_channel.channel.memory = tuple(os.memfd_create("agent") for _ in range(3))
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=4)
 model = torch.nn.Linear(300, 300)
 state = elasticjob.State(model=model, step=0, note="")

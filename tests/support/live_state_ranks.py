@@ -24,6 +24,7 @@ import torch.distributed as dist
 
 from elasticjob._runtime.contract.snapshot_format.state_file import read_file_header
 from elasticjob.training import devices, group_device, progress_channel, random_states
+from elasticjob.training.progress_channel import ChannelState
 from elasticjob.training.replicated.rank_random_states import note_interruption
 from elasticjob.training.replicated.state import State
 from elasticjob.training.state_exchange import Exchange
@@ -185,11 +186,11 @@ def joiners_whose_processes_stay(members: tuple[int, ...]) -> Any:
         if rounds.begin(members):
             rounds.train(trainer, 3)
         rounds.begin()
-        progress_channel.process_stays = True
+        progress_channel.set_process_survives_round(True)
         places = [parameter.data_ptr() for parameter in trainer.model.parameters()]
         with counted() as calls:
             trainer.state.sync()
-        progress_channel.process_stays = False
+        progress_channel.set_process_survives_round(False)
         in_place = places == [parameter.data_ptr() for parameter in trainer.model.parameters()]
         return {**trainer.digest(), "calls": calls, "in place": in_place}
 
@@ -271,7 +272,8 @@ def all_half_changed_with_a_copy(rounds: Rounds) -> Any:
 
 def new_process_of_the_same_rank(rounds: Rounds) -> Any:
     """All processes end after a commit at step 2, and new ones continue with the memory that their agents kept."""
-    progress_channel._opened, progress_channel._memory = True, NODES[rounds.rank // 2]
+    progress_channel.channel.state = ChannelState.NO_AGENT
+    progress_channel.channel.memory = NODES[rounds.rank // 2]
     rounds.begin()
     trainer = Trainer(random_seed=100 + rounds.rank)
     rounds.train(trainer, 2)
@@ -281,7 +283,7 @@ def new_process_of_the_same_rank(rounds: Rounds) -> Any:
     with counted() as calls:
         rounds.train(trainer, STEPS)
     rounds.begin()
-    progress_channel._memory = ()
+    progress_channel.channel.memory = ()
     return {**trainer.digest(), "calls": calls}
 
 
@@ -298,9 +300,9 @@ def fine_tuning(rounds: Rounds) -> Any:
             model = torch.nn.Sequential(torch.nn.Linear(256, 256).requires_grad_(False), torch.nn.BatchNorm1d(256))
             model.append(torch.nn.Linear(256, 1))
             optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-            progress_channel.process_stays = stays
+            progress_channel.set_process_survives_round(stays)
             state = State(model=model, optimizer=optimizer, frozen_parameters=False)
-            progress_channel.process_stays = False
+            progress_channel.set_process_survives_round(False)
         if rounds.begin((0, 1)):
             state.sync()
             model(torch.ones(8, 256)).square().mean().backward()
@@ -507,20 +509,22 @@ def queued_work() -> dict[str, Any]:
     """Commit while work that changes the model is queued, and load the copy in another process."""
     device = QueueDevice()
     original, devices._module_in_use = devices._module_in_use, lambda torch: device
-    progress_channel._opened, progress_channel._memory = True, tuple(os.memfd_create("test") for _ in range(3))
+    progress_channel.channel.state = ChannelState.NO_AGENT
+    progress_channel.channel.memory = tuple(os.memfd_create("test") for _ in range(3))
     model = torch.nn.Linear(1, 1, bias=False)
     state = State(model=model)
     device.work = [lambda: torch.nn.init.constant_(model.weight, 5.0)]
     state.commit()
     next_process = torch.nn.Linear(1, 1, bias=False)
     State(model=next_process).sync()
-    devices._module_in_use, progress_channel._memory = original, ()
+    devices._module_in_use, progress_channel.channel.memory = original, ()
     return {"committed": next_process.weight.item()}
 
 
 def milestones() -> dict[str, str]:
     """The type of a scheduler's milestones in another process, and after an interruption."""
-    progress_channel._opened, progress_channel._memory = True, tuple(os.memfd_create("test") for _ in range(3))
+    progress_channel.channel.state = ChannelState.NO_AGENT
+    progress_channel.channel.memory = tuple(os.memfd_create("test") for _ in range(3))
 
     def state_with_scheduler() -> tuple[State, Any]:
         optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), 0.1)
@@ -532,7 +536,7 @@ def milestones() -> dict[str, str]:
     state.sync()
     found = {"loaded": type(scheduler.milestones).__name__}
     state._live.take_up()
-    progress_channel._memory = ()
+    progress_channel.channel.memory = ()
     return found | {"interrupted": type(scheduler.milestones).__name__}
 
 
@@ -607,7 +611,7 @@ def planned_ends() -> dict[str, Any]:
     ]
     for begin in starts:
         begin()
-        for save in progress_channel._callbacks:
+        for save in progress_channel.channel.callbacks:
             save()
         committed.append("-")
     return {"committed": committed}

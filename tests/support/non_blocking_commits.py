@@ -19,6 +19,7 @@ from torch import nn
 from elasticjob._runtime.contract.snapshot_format.state_block import read_header
 from elasticjob._runtime.system.memory_file import memory_file
 from elasticjob.training import progress_channel, random_states
+from elasticjob.training.progress_channel import ChannelState
 from elasticjob.training.random_states import GENERATORS
 from elasticjob.training.replicated import background_copy
 from elasticjob.training.replicated.rank_memory import RankMemory
@@ -32,7 +33,8 @@ class Training:
     """A model of 4 MiB with a BatchNorm, and a moving average of it. The copy of each late commit waits at `gate`."""
 
     def __init__(self) -> None:
-        progress_channel._opened, progress_channel._memory = True, tuple(memory_file("test") for _ in range(3))
+        progress_channel.channel.state = ChannelState.NO_AGENT
+        progress_channel.channel.memory = tuple(memory_file("test") for _ in range(3))
         torch.manual_seed(0)
         self.model = nn.Sequential(nn.Conv2d(64, 1 << 11, (2, 4)), nn.BatchNorm2d(1 << 11))
         self.model.to(memory_format=torch.channels_last)
@@ -84,9 +86,9 @@ class Training:
 
     def loaded(self) -> tuple[int, list[Any]]:
         """Return what a new process loads."""
-        memory, next_process = progress_channel._memory, Training.__new__(Training)
+        memory, next_process = progress_channel.channel.memory, Training.__new__(Training)
         Training.__init__(next_process)
-        progress_channel._memory = memory
+        progress_channel.channel.memory = memory
         parts = {"model": next_process.model, "optimizer": next_process.optimizer, "average": next_process.average}
         state = State(**parts)
         state.sync()
@@ -215,7 +217,7 @@ def process_ends() -> dict[str, Any]:
     training.state.step += 1
     threading.Timer(0.3, training.gate.set).start()
     training.state._keep_live()
-    steps = [read_header(descriptor).step for descriptor in progress_channel._memory[:2]]
+    steps = [read_header(descriptor).step for descriptor in progress_channel.channel.memory[:2]]
     return {"kept": training.kept(), "copies": sorted(steps)}
 
 
@@ -299,8 +301,8 @@ def without_optimizer() -> dict[str, Any]:
         training.model[0].weight.data.fill_(3.0)
         training.average.weight.fill_(3.0)
     gate.set()
-    memory, next_process = progress_channel._memory, Training()
-    progress_channel._memory = memory
+    memory, next_process = progress_channel.channel.memory, Training()
+    progress_channel.channel.memory = memory
     State(model=next_process.model, average=next_process.average).sync()
     parts = len(training.model.state_dict()) + len(training.average.state_dict())
     return {"same": same(next_process.tensors()[:parts], committed[:parts])}

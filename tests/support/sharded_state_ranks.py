@@ -30,6 +30,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from elasticjob.inprocess._groups.process_groups import ProcessGroups
 from elasticjob.training import progress_channel
+from elasticjob.training.progress_channel import ChannelState
 from elasticjob.training.sharded.shard_copies import ShardCopier
 from elasticjob.training.sharded.shard_memory import ShardBuffers
 from elasticjob.training.sharded.sharded_state import ShardedState
@@ -127,7 +128,8 @@ class Rounds:
         self._number = 0
         self._groups = ProcessGroups()
         self._watch: Any = None
-        progress_channel._opened, progress_channel._memory = True, MEMORY[rank]
+        progress_channel.channel.state = ChannelState.NO_AGENT
+        progress_channel.channel.memory = MEMORY[rank]
         self.lose(self.rank)
 
     def begin(self, ranks: tuple[int, ...] = ALL, *, per_node: int = 1) -> bool:
@@ -353,7 +355,7 @@ def planned_end(rounds: Rounds) -> Any:
     trainer.train(1)
     trainer.step(trainer.state.step, rounds.rank, WORLD)
     trainer.state.step += 1
-    for save in progress_channel._callbacks:
+    for save in progress_channel.channel.callbacks:
         save()
     before = trainer.digest()
     rounds.lose(3)

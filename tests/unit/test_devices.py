@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import socket
 import sys
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ import pytest
 
 from elasticjob._runtime.contract.shared_memory.progress_page import NO_LIMIT, PAGE_SIZE, PageWord, open_page
 from elasticjob.training import devices, progress_channel
+from elasticjob.training.agent_connection import AgentConnection
 
 
 @dataclass(frozen=True)
@@ -106,9 +108,11 @@ def test_a_worker_synchronizes_its_device_at_the_last_step_before_it_saves(monke
     words, queue, done = open_page(page), Queue(), []
     words[PageWord.LIMIT] = NO_LIMIT
     monkeypatch.setitem(sys.modules, "torch", torch_with(queue))
-    monkeypatch.setattr(progress_channel, "_opened", True)
-    monkeypatch.setattr(progress_channel, "_words", words)
-    monkeypatch.setattr(progress_channel, "_callbacks", [lambda: done.append(queue.done)])
+    agent, process = socket.socketpair()
+    channel = progress_channel.ProgressChannel()
+    channel.connection = AgentConnection(words, process)
+    channel.callbacks.append(lambda: done.append(queue.done))
+    monkeypatch.setattr(progress_channel, "channel", channel)
     monkeypatch.setattr(atexit, "register", lambda _function: None)
     progress_channel.progress(4)
     assert queue.done == 0, "no step waits for the device but the last"
@@ -116,3 +120,5 @@ def test_a_worker_synchronizes_its_device_at_the_last_step_before_it_saves(monke
     with pytest.raises(progress_channel.Stopped):
         progress_channel.progress(5)
     assert done == [1]
+    agent.close()
+    process.close()

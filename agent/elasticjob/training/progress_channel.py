@@ -1,55 +1,121 @@
-"""The connection of a training process to its agent. `progress(step)` takes a few hundred nanoseconds, no system call.
+"""What a training process reports to its agent, and what it asks of it. `progress(step)` makes no system call.
 
-The environment names the agent's socket, so the connection does not depend on how the process was started. Processes
-that the training process forks (data loaders, say) report nothing.
+The module's functions act on `channel`, the only object here that has state: it belongs to the process, and connects to
+the agent at the first call in each round. Processes that the training process forks (data loaders, say) report nothing.
 """
 
 from __future__ import annotations
 
 import atexit
-import json
-import operator
 import os
-import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from enum import Enum
 from time import monotonic_ns
 from typing import SupportsFloat, SupportsIndex
 
 from elasticjob._runtime.contract.names import BEFORE_ROUNDS, STACK_DUMP_SIGNAL, Env
-from elasticjob._runtime.contract.shared_memory.progress_page import (
-    HOLD,
-    MAX_TEXT,
-    NO_LIMIT,
-    PageWord,
-    open_page,
-    write_text,
-)
+from elasticjob._runtime.contract.shared_memory.progress_page import HOLD, NO_LIMIT, PageWord
 from elasticjob._runtime.system.process_end import end_at_once
-from elasticjob.training import compute_time
+from elasticjob.training import agent_connection, compute_time
+from elasticjob.training.agent_connection import AgentConnection
 from elasticjob.training.devices import synchronize_device
 from elasticjob.training.update_guard import guard
 
 _STEP, _TIME, _LIMIT = int(PageWord.STEP), int(PageWord.TIME), int(PageWord.LIMIT)
 _HEARTBEATS, _HEARTBEAT_TIME = int(PageWord.HEARTBEATS), int(PageWord.HEARTBEAT_TIME)
-_TIMEOUT = 5.0
-"""Seconds that the first call waits for a busy agent."""
-_MAX_DESCRIPTORS = 16
-_DESCRIBE_NANOSECONDS = 1_000_000_000
-"""How often the values of metrics are read: reading one from a GPU waits for its queued work."""
-_NEVER = 1 << 63
 
-_opened = False
-_words: memoryview | None = None
-_describe_at = _NEVER
-"""When `progress` next writes `total` and `metrics`, as PageWord.TIME."""
-_socket: socket.socket | None = None
-_memory: tuple[int, ...] = ()
-_callbacks: list[Callable[[], object]] = []
-_keep_state: Callable[[], object] | None = None
-process_stays = False
-"""Whether this process outlives the round, so that its objects need not be copied at a planned end."""
-_dumps_stacks = False
+
+class ChannelState(Enum):
+    """Whether a process is connected to its agent."""
+
+    UNOPENED = "unopened"
+    """No function has needed the agent in this round yet."""
+    CONNECTED = "connected"
+    NO_AGENT = "no agent"
+    """There is none, or this process is not a rank: reports do nothing until the next round."""
+
+
+class ProgressChannel:
+    """The state of the functions of this module, in one process."""
+
+    def __init__(self) -> None:
+        self.state = ChannelState.UNOPENED
+        self.connection: AgentConnection | None = None
+        """Set while `state` is CONNECTED."""
+        self.memory: tuple[int, ...] = ()
+        """Descriptors of the memory that the agent keeps for its pod across rounds: those of the first connection."""
+        self.callbacks: list[Callable[[], object]] = []
+        """What `on_stop` has registered, in this order."""
+        self.keep_state: Callable[[], object] | None = None
+        """What `at_process_end` has registered."""
+        self.process_survives_round = False
+        """Whether this process outlives the round, so that its objects need not be copied at a planned end."""
+        self._dumps_stacks = False
+
+    def open(self) -> AgentConnection | None:
+        """Return the connection of this round; the first call in a round connects. None without an agent."""
+        if self.state is ChannelState.UNOPENED:
+            self._connect()
+        return self.connection
+
+    def _connect(self) -> None:
+        self.state = ChannelState.NO_AGENT
+        connected = agent_connection.connect()
+        if connected is None:
+            return
+        self.state = ChannelState.CONNECTED
+        self.connection, memory = connected
+        if self.memory:
+            for descriptor in memory:
+                os.close(descriptor)
+        else:
+            self.memory = memory
+        for descriptor in self.memory:
+            os.set_inheritable(descriptor, False)
+        compute_time.measure(self.connection.words)
+        if Env.DETECT_HANGS in os.environ:
+            self.enable_stack_dumps()
+
+    def begin_round(self, kept_callbacks: int) -> None:
+        """Connect at the next report, for the round in the environment then; keep the first so many callbacks."""
+        del self.callbacks[kept_callbacks:]
+        atexit.unregister(_end_at_once)  # of a planned end: this process goes on, and may fail later
+        self._disconnect(ChannelState.UNOPENED)
+
+    def enable_stack_dumps(self) -> None:
+        """Dump the stacks of all threads on the agent's signal, also if Python hangs in a call into C."""
+        path = os.environ.get(Env.STACK_DUMP_FILE)
+        if path and not self._dumps_stacks:
+            self._dumps_stacks = True
+            import faulthandler
+
+            with suppress(OSError, ValueError):
+                file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+                faulthandler.register(STACK_DUMP_SIGNAL, file=file, all_threads=True)
+                atexit.register(self._mark_ending)
+
+    def reset_after_fork(self) -> None:
+        """Close the connection in a child process: it is not the rank."""
+        if self.connection is None:
+            return
+        self._disconnect(ChannelState.NO_AGENT)
+        for descriptor in self.memory:
+            with suppress(OSError):
+                os.close(descriptor)
+        self.memory = ()
+
+    def _disconnect(self, state: ChannelState) -> None:
+        self.state, connection, self.connection = state, self.connection, None
+        if connection is not None:
+            connection.socket.close()
+
+    def _mark_ending(self) -> None:
+        if self.connection is not None:
+            self.connection.words[PageWord.ENDING] = 1
+
+
+channel = ProgressChannel()
 
 
 class Stopped(SystemExit):
@@ -67,45 +133,36 @@ def progress(step: int, total: SupportsIndex | None = None, metrics: Mapping[str
     drained), all ranks stop after the same step: there this runs the callbacks of `on_stop` and raises `Stopped`.
     Without an elasticjob agent this does nothing.
     """
-    if not _opened:
-        _open()
-    words = _words
-    if words is None:
+    connection = channel.connection or channel.open()
+    if connection is None:
         return
+    words = connection.words
     words[_STEP] = step
     words[_TIME] = now = monotonic_ns()
-    if (total is not None or metrics is not None) and (now >= _describe_at or step == total):
-        _describe(words, step, now, total, metrics or {})
+    if (total is not None or metrics is not None) and (now >= connection.publish_at or step == total):
+        connection.publish_metrics(step, now, total, metrics or {})
     if step >= words[_LIMIT]:
-        _stop_or_continue(words, step)
+        _stop_or_continue(connection, step)
 
 
 def report_begin(step: int) -> None:
     """Report the step at which the round begins, as `progress` does: the agent knows that it is not of this round."""
-    if not _opened:
-        _open()
-    if _words is not None:
-        _words[PageWord.BEGIN_STEP], _words[PageWord.BEGIN_TIME] = step, monotonic_ns()
+    if (connection := channel.open()) is not None:
+        words = connection.words
+        words[PageWord.BEGIN_STEP], words[PageWord.BEGIN_TIME] = step, monotonic_ns()
     progress(step)
 
 
 def report_received(size: int, seconds: float, interface: str) -> None:
     """Report that this rank has received a state of `size` bytes from another one; `interface`: empty if unknown."""
-    received = {"size": size, "seconds": seconds, "interface": interface, "rank": int(os.environ.get("RANK", "0"))}
-    with suppress(OSError, KeyError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(_TIMEOUT)
-        connection.connect(os.environ[Env.AGENT_SOCKET])
-        connection.sendall(json.dumps({"received": received, "round": os.environ[Env.ROUND]}).encode() + b"\n")
+    agent_connection.send_received(size, seconds, interface)
 
 
 def heartbeat() -> None:
     """Report a step that an optimizer or a State has counted, for scripts that do not call `progress`."""
-    if not _opened:
-        _open()
-    words = _words
-    if words is not None:
-        words[_HEARTBEATS] += 1
-        words[_HEARTBEAT_TIME] = monotonic_ns()
+    if (connection := channel.connection or channel.open()) is not None:
+        connection.words[_HEARTBEATS] += 1
+        connection.words[_HEARTBEAT_TIME] = monotonic_ns()
 
 
 def deadline() -> float | None:
@@ -116,105 +173,86 @@ def deadline() -> float | None:
     value differs between ranks. It may fall at any time, and is None again in the next round of a process that stays on
     a machine that stays. Without an elasticjob agent it is None.
     """
-    if not _opened:
-        _open()
-    words = _words
-    if words is None or not 0 < (at := words[PageWord.DEADLINE]) < NO_LIMIT:  # 0: an older agent sets none
-        return None
+    connection = channel.open()
+    if connection is None or not 0 < (at := connection.words[PageWord.DEADLINE]) < NO_LIMIT:
+        return None  # 0: an older agent sets none
     return max(0.0, (at - monotonic_ns()) / 1e9)
 
 
 def on_stop(save: Callable[[], object]) -> None:
     """Call `save` on every rank after the last step of a round that ends on plan, in the order of registration."""
-    _callbacks.append(save)
+    channel.callbacks.append(save)
+
+
+def on_stop_once(save: Callable[[], object]) -> None:
+    """Register `save` as `on_stop` does, unless it is registered: a new round of the process may have dropped it."""
+    if save not in channel.callbacks:
+        on_stop(save)
 
 
 def at_process_end(keep_state: Callable[[], object]) -> None:
     """Let `keep_state` run when a process that has outlived its last round ends; it replaces an earlier one."""
-    global _keep_state
-    _keep_state = keep_state
+    channel.keep_state = keep_state
 
 
 def keep_state() -> None:
-    """Run what `at_process_end` was called with: the node's memory outlives this process."""
-    if _keep_state is not None:
-        _keep_state()
+    """Run what `at_process_end` was called with: the memory that the agent keeps outlives this process."""
+    if channel.keep_state is not None:
+        channel.keep_state()
 
 
 def node_memory() -> tuple[int, ...]:
-    """Return the descriptors of the memory that the agent keeps for this node across rounds; () without an agent."""
-    if not _opened:
-        _open()
-    return _memory
+    """Return the descriptors of the memory that the agent keeps for its pod across rounds; () without an agent."""
+    channel.open()
+    return channel.memory
 
 
-def callbacks() -> int:
-    """Return the number of callbacks that are registered."""
-    return len(_callbacks)
+def callback_count() -> int:
+    """Return how many callbacks `on_stop` has registered."""
+    return len(channel.callbacks)
 
 
 def begin_round(kept_callbacks: int) -> None:
-    """Connect anew for the round in the environment, with the next report; keep the first so many callbacks.
+    """Connect again for the round in the environment, at the next report; keep the first so many callbacks.
 
-    The node's memory stays the same.
+    The memory that the agent keeps stays the same.
     """
-    global _opened, _words, _socket, _describe_at
-    del _callbacks[kept_callbacks:]
-    atexit.unregister(_end_at_once)  # of a planned end: this process goes on, and may fail later
-    _opened, _words, _describe_at = False, None, _NEVER
-    if _socket is not None:
-        _socket.close()
-        _socket = None
+    channel.begin_round(kept_callbacks)
 
 
-def is_ahead() -> bool:
+def process_survives_round() -> bool:
+    """Return whether this process outlives the round, so that its objects need not be copied at a planned end."""
+    return channel.process_survives_round
+
+
+def set_process_survives_round(survives: bool) -> None:
+    """Set what `process_survives_round` returns. A restartable function does, whose process its agent keeps."""
+    channel.process_survives_round = survives
+
+
+def is_prestarted() -> bool:
     """Return whether the agent has started this process ahead of its first round, which has not begun yet."""
     return os.environ.get(Env.ROUND, "").startswith(f"{BEFORE_ROUNDS.attempt}.")
 
 
-def _describe(
-    words: memoryview, step: int, now: int, total: SupportsIndex | None, metrics: Mapping[str, SupportsFloat]
-) -> None:
-    """Write what the agent reports of the training, if this process is rank 0."""
-    global _describe_at
-    if _describe_at == _NEVER:
-        return
-    _describe_at = now + _DESCRIBE_NANOSECONDS
-    values = {name: _number(name, value) for name, value in metrics.items()}
-    text = json.dumps({"total": total if total is None else _whole_number(total), "metrics": values}).encode()
-    if len(text) > MAX_TEXT:
-        raise ValueError(f"the metrics need {len(text)} bytes as JSON, at most {MAX_TEXT} are possible: report fewer")
-    if words[PageWord.TEXT_VERSION] == 0:
-        words[PageWord.FIRST_STEP], words[PageWord.FIRST_TIME] = step, now
-    write_text(words, text)
+def enable_stack_dumps() -> None:
+    """Dump the stacks of all threads on the agent's signal, also if Python hangs in a call into C."""
+    channel.enable_stack_dumps()
 
 
-def _whole_number(total: SupportsIndex) -> int:
-    try:
-        return operator.index(total)
-    except TypeError:
-        raise TypeError(f"total is {total!r}: use a whole number of steps, or leave it out") from None
-
-
-def _number(name: str, value: SupportsFloat) -> str:
-    try:
-        return f"{float(value):.6g}"
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"the metric {name!r} is no number: {error}; use a number or a tensor of one element") from None
-
-
-def _stop_or_continue(words: memoryview, step: int) -> None:
+def _stop_or_continue(connection: AgentConnection, step: int) -> None:
     """Wait until the agent has set the last step. Stop there; return if it is a later step."""
+    words = connection.words
     while step >= (limit := words[_LIMIT]):
         if limit != HOLD:
             synchronize_device()  # the other ranks may wait for a collective that is queued here
             guard.check()  # no callback saves what a broken one has left
-            for save in _callbacks:
+            for save in channel.callbacks:
                 save()
             words[PageWord.STOPPED] = 1
             atexit.register(_end_at_once)
             raise Stopped(0)
-        if _socket is None or not _socket.recv(1):
+        if not connection.wait_for_limit():
             return  # the agent has ended, and this process ends with it
 
 
@@ -224,72 +262,4 @@ def _end_at_once() -> None:
     end_at_once(0)
 
 
-def _open() -> None:
-    """Connect to the agent. Later calls of this module use the result, also if there is no agent."""
-    global _opened, _words, _socket, _memory, _describe_at
-    _opened = True
-    path, round_id, local_rank = (os.environ.get(n, "") for n in (Env.AGENT_SOCKET, Env.ROUND, "LOCAL_RANK"))
-    if not path:
-        return
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        connection.settimeout(_TIMEOUT)
-        connection.connect(path)
-        connection.sendall(json.dumps({"local_rank": int(local_rank), "round": round_id}).encode() + b"\n")
-        _, descriptors, _, _ = socket.recv_fds(connection, 1, _MAX_DESCRIPTORS)
-        if descriptors:
-            connection.settimeout(None)
-            page, *memory = descriptors
-            if not _memory:
-                _memory = tuple(memory)
-                memory = []
-            for descriptor in _memory:
-                os.set_inheritable(descriptor, False)
-            _words, _socket = open_page(page), connection
-            _describe_at = 0 if os.environ.get("RANK") == "0" else _NEVER
-            for descriptor in (page, *memory):
-                os.close(descriptor)
-            compute_time.measure(_words)
-            if Env.DETECT_HANGS in os.environ:
-                enable_stack_dumps()
-            return
-    except (OSError, ValueError):
-        pass  # the environment is of another round, or the agent has ended
-    connection.close()
-
-
-def enable_stack_dumps() -> None:
-    """Dump the stacks of all threads on the agent's signal, also if Python hangs in a call into C."""
-    global _dumps_stacks
-    path = os.environ.get(Env.STACK_DUMP_FILE)
-    if path and not _dumps_stacks:
-        _dumps_stacks = True
-        import faulthandler
-
-        with suppress(OSError, ValueError):
-            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-            faulthandler.register(STACK_DUMP_SIGNAL, file=file, all_threads=True)
-            atexit.register(_mark_ending)
-
-
-def _mark_ending() -> None:
-    if _words is not None:
-        _words[PageWord.ENDING] = 1
-
-
-def _reset_after_fork() -> None:
-    """Close the connection in a child process: it is not the rank."""
-    global _opened, _words, _socket, _memory
-    if _words is None:
-        return
-    _opened, _words = True, None
-    if _socket is not None:
-        _socket.close()
-        _socket = None
-    for descriptor in _memory:
-        with suppress(OSError):
-            os.close(descriptor)
-    _memory = ()
-
-
-os.register_at_fork(after_in_child=_reset_after_fork)
+os.register_at_fork(after_in_child=lambda: channel.reset_after_fork())

@@ -184,7 +184,7 @@ def test_a_process_without_a_next_round_keeps_its_state_and_ends(
     def exit_now(code: int) -> None:
         raise KeyboardInterrupt(code)
 
-    monkeypatch.setattr(progress_channel, "_keep_state", keep_state)
+    monkeypatch.setattr(progress_channel.channel, "keep_state", keep_state)
     monkeypatch.setattr("os._exit", exit_now)
     with pytest.raises(KeyboardInterrupt if at_once else ValueError):
         run(agent, ValueError("bad batch"))

@@ -97,7 +97,7 @@ def _restartable(function: Callable[P, T], *, spare_process: bool) -> Callable[P
             return function(*args, **kwargs)
         channel = AgentChannel.open()
         if channel is None:
-            if progress_channel.is_ahead():
+            if progress_channel.is_prestarted():
                 raise Stopped(0)  # the agent has ended
             return function(*args, **kwargs)
         call, _called = RestartableCall(channel, spare_process=spare_process), True
@@ -141,7 +141,7 @@ class RestartableCall:
         self._closed = False
         self._connected = True
         """Whether the agent can have the function called again."""
-        self._callbacks = progress_channel.callbacks()
+        self._callbacks = progress_channel.callback_count()
         MonitorOfWorker(self._monitor, "elasticjob-monitor").start()
 
     def run(self, function: Callable[[], Any]) -> Any:
@@ -196,7 +196,7 @@ class RestartableCall:
 
     def close(self) -> None:
         """Stop to follow the agent: from now on it ends this process as any other."""
-        progress_channel.process_stays = False
+        progress_channel.set_process_survives_round(False)
         self._closed = True
         self._channel.close()
         self._interrupter.close()
@@ -205,7 +205,7 @@ class RestartableCall:
         """Call the function once; return its result in a tuple, or how else it ended."""
         guarded = keep_process_at_nccl_errors(os.environ)
         self._channel.send(Calling(self._round, self._spare_process))
-        progress_channel.process_stays = self._connected
+        progress_channel.set_process_survives_round(self._connected)
         try:
             with (
                 self._groups.watch(),
@@ -248,7 +248,8 @@ class RestartableCall:
         """In its own thread: act on the agent's messages."""
         while message := self._channel.receive():  # None: the agent refuses this process, or it has ended
             self._act_on(message)
-        self._connected = progress_channel.process_stays = False
+        self._connected = False
+        progress_channel.set_process_survives_round(False)
         self._may_break.set()
         self._messages.put(None)
 

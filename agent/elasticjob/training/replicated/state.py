@@ -109,9 +109,9 @@ class State:
         self._background = BackgroundCopy()
         self._live.before_change = self._background.wait
         self._made_in = os.environ.get(Env.ROUND)
-        self._made_by_spare = progress_channel.is_ahead() and self._made_in != str(BEFORE_ROUNDS)
+        self._made_by_spare = progress_channel.is_prestarted() and self._made_in != str(BEFORE_ROUNDS)
         """Whether the objects are of the time when a spare process was started, which may be long ago."""
-        self._outlives_round = not progress_channel.process_stays
+        self._outlives_round = not progress_channel.process_survives_round()
         """Whether it is known that these objects are still there in the next round of a process that stays."""
         _make_current(self)
 
@@ -176,7 +176,7 @@ class State:
         waits until it is; a crash before then goes back to the commit before. Let nothing else change it until then:
         that step, or the next commit, raises RuntimeError if something has, and the commit before is kept.
         """
-        if progress_channel.is_ahead():
+        if progress_channel.is_prestarted():
             return
         synchronize_device()
         guard.check()  # not even an error must come from what a broken collective has left
@@ -261,7 +261,7 @@ class State:
 
     def _end_round(self) -> None:
         """At the last step of a planned end: keep the state for the next round, in the objects if they stay."""
-        if progress_channel.process_stays and self._outlives_round:
+        if progress_channel.process_survives_round() and self._outlives_round:
             self._complete()
         else:
             self._background.settle()  # this commit replaces one that has failed
@@ -332,7 +332,7 @@ class State:
             return LiveBlock(self._version, self._content(packed), packed)
 
         # A process that stays needs no copy in its node's memory, and one without a state yet has none to lose.
-        in_place = progress_channel.process_stays and self._outlives_round and not self._live.captured
+        in_place = progress_channel.process_survives_round() and self._outlives_round and not self._live.captured
 
         def receive_live(header: BlockHeader, receive: Receive) -> Loaded:
             return receive_into(self._objects, header, receive, self._live.invalidate)
@@ -436,8 +436,7 @@ def _make_current(state: State) -> None:
     _current = weakref.ref(state)
     state._live.watch()
     progress_channel.at_process_end(_keep_current)
-    if _commit_current not in progress_channel._callbacks:  # a new round of the process may have dropped it
-        progress_channel.on_stop(_commit_current)
+    progress_channel.on_stop_once(_commit_current)
 
 
 def _commit_current() -> None:

@@ -268,8 +268,7 @@ def _make_current(state: ShardedState) -> None:
         _copier.close()
         _copier = None
     _current = weakref.ref(state)
-    if _commit_current not in progress_channel._callbacks:  # a new round of the process may have dropped it
-        progress_channel.on_stop(_commit_current)
+    progress_channel.on_stop_once(_commit_current)
 
 
 def _begin_copies(copier: ShardCopier) -> ShardCopier:
