@@ -35,7 +35,8 @@ LINK_DELAY = 0.2
 LINK_SPACING = 0.001
 """Seconds from the start of a round to the first attempt to connect, and the additional seconds for each group rank.
 Workers form their process group at that time over the same store, which serves them first
-(`StoreServer.expect_agents`). The delay is at most half of the time for which an answer counts: a node that has no link by then counts as cut off."""
+(`StoreServer.expect_agents`). The delay is at most half of the time for which an answer counts, because an agent that
+has no link by then counts as cut off."""
 
 
 class ReachabilityMonitor:
