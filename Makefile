@@ -99,7 +99,7 @@ demo: ## a cluster, a plain job, one in process, and everything taken away while
 	@$(PY) examples/demo/demo.py
 
 .PHONY: mutants
-mutants: venv ## does the explorer find bugs put in on purpose? writes docs/mutants.md (hours)
+mutants: venv ## does the explorer find bugs put in on purpose? writes tests/MUTANTS.md (hours)
 	@PYTHONPATH=tests:agent:operator $(PY) -m model.mutation --write
 
 .PHONY: bench

@@ -1,7 +1,7 @@
 """Run the explorer against each mutant: `make mutants`.
 
 Each mutant is written into a temporary copy of the tree, never into the tree itself. The explorer runs there as it does
-by default, up to the first failure. `--write` brings docs/mutants.md up to date: the rows of the mutants that ran.
+by default, up to the first failure. `--write` brings tests/MUTANTS.md up to date: the rows of the mutants that ran.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from model.mutation.mutants import MUTANTS, REPOSITORY, Mutant
 from support.rounds_invariants import INVARIANTS
 
 COPIED = ("agent", "operator", "tests/model", "tests/support", "pyproject.toml")
-PAGE = REPOSITORY / "docs/mutants.md"
+PAGE = REPOSITORY / "tests/MUTANTS.md"
 WALKS = "tests/model/test_rounds_explored.py"
 EXPLORER = (
     f"{WALKS}::test_charges_and_budgets_are_exact",
@@ -146,23 +146,23 @@ def table(of: Mapping[str, str]) -> str:
 
 
 def written_rows() -> dict[str, str]:
-    """Return the rows of docs/mutants.md by mutant; the head of the table is among them."""
+    """Return the rows of tests/MUTANTS.md by mutant; the head of the table is among them."""
     lines = PAGE.read_text().splitlines()
     return {line.split(" | ")[0].removeprefix("| "): line for line in lines if line.startswith("| ")}
 
 
 def page(of: Mapping[str, str]) -> str:
-    """Return docs/mutants.md with these rows."""
+    """Return tests/MUTANTS.md with these rows."""
     known = [of[m.name] for m in MUTANTS if m.name in of]
     missed = sum("**not caught" in row for row in known)
     return f"""# Mutants
 
-Each row is a mistake in the product's decisions, written into a copy of the source. The [explorer](explorer.md) runs
+Each row is a mistake in the product's decisions, written into a copy of the source. The [explorer](../docs/explorer.md) runs
 against each of them, up to the first failure. `make mutants` runs them all and writes this page;
 `tests/unit/test_mutants.py` checks that each still fits the source.
 
 This page is of several runs on a busy machine: {len(known) - missed} of {len(known)} mutants are caught, {missed} are \
-not ([why](explorer.md)).
+not ([why](../docs/explorer.md)).
 A star marks a run of the tests only that were written for such mutants.
 
 {table(of)}
@@ -176,7 +176,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--limit", type=float, default=600, help="seconds for each mutant")
     parser.add_argument("--only", nargs="*", default=[""], help="run the mutants whose name contains one of these")
     parser.add_argument("--tests", nargs="*", default=EXPLORER, help="run these tests only: the page marks them")
-    parser.add_argument("--write", action="store_true", help="bring docs/mutants.md up to date")
+    parser.add_argument("--write", action="store_true", help="bring tests/MUTANTS.md up to date")
     args = parser.parse_args(argv)
     chosen = [m for m in MUTANTS if any(part in m.name for part in args.only)]
     results = run_all([None, *chosen], args.jobs, args.limit, args.tests)
