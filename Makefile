@@ -22,8 +22,8 @@ help: ## list the commands
 venv: .venv/.stamp ## Python environment for tests and local runs (.venv)
 
 .PHONY: lint
-lint: venv ## ruff, mypy --strict, import contracts, spelling, vocabulary
-	@ruff check --no-cache . && ruff format --no-cache --check . && codespell && $(PY) .ci/prose.py && mypy && lint-imports
+lint: venv ## ruff, mypy --strict, import contracts, spelling
+	@ruff check --no-cache . && ruff format --no-cache --check . && codespell && mypy && lint-imports
 
 .PHONY: docs
 docs: venv ## the documentation as a site, in .cache/site (SERVE=1: on http://127.0.0.1:8000, built again at each change)

@@ -328,11 +328,11 @@ ROWS = [
     _row("worker-killed", "worker killed, all nodes stay", 0.3, worker_killed, 220),
     _row("worker-raises", "worker raises an exception, all nodes stay", 0.35, worker_raises, 220),
     _row("node-lost", "node killed (SIGKILL to agent and worker), 4 → 3", 1.0, node_lost, 240),
-    _row("node-told", "node drained (SIGTERM), 4 → 3", 0.5, node_drained, 200),  # prose: allow
+    _row("node-told", "node drained (SIGTERM), 4 → 3", 0.5, node_drained, 200),
     _row("node-joins", "node joins, 3 → 4: pause of the others", 0.3, node_joins, 150),
     _row("collective-stuck", "worker killed, the others wait in a collective", 0.35, collective_stuck, 45, None, False),
     _row(
-        "told-progress",  # prose: allow
+        "told-progress",
         "node drained, the script reports its steps",
         0.5,
         node_drained,

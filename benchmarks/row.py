@@ -10,7 +10,7 @@ from statistics import median
 OURS = "ours"
 SHIPPED = "torchrun as shipped"
 BEST = "torchrun, best settings"
-PAUSE = "standstill"  # prose: allow
+PAUSE = "standstill"
 """Part of a sample: seconds from the last step of the old world to the first step of the new one.
 
 The files in benchmarks/results use this name.
