@@ -31,8 +31,12 @@ docs: venv ## the documentation as a site, in .cache/site (SERVE=1: on http://12
 	@$(if $(SERVE),,echo .cache/site/index.html)
 
 .PHONY: unit
-unit: venv ## tests without cluster or torch
-	@pytest -q -n auto --dist worksteal tests/unit tests/model tests/compat
+unit: venv ## tests without cluster or torch, and a sample of the explorer's (a minute on two cores)
+	@pytest -q -n auto --dist worksteal tests/unit tests/compat tests/model --quick
+
+.PHONY: model
+model: venv ## the explorer: interleavings of the pure decisions (six minutes on two cores)
+	@pytest -q -n auto --dist worksteal --timeout 1800 tests/model
 
 .PHONY: programs
 programs: ## build what the cluster runs, once (8 minutes on two cores)
@@ -79,19 +83,18 @@ network-policies: venv cluster images ## faults on the real cluster while Networ
 	@pytest -q tests/network_policies; result=$$?; PYTHONPATH=tests $(PY) -m network_policies.enforcer; exit $$result
 
 .PHONY: test
-test: ## all tests, fast ones first; those on the cluster run beside the others on this machine
+test: ## all tests, fast ones first; those on the cluster run beside the others, and the explorer in the time that all leave
 	@$(MAKE) --no-print-directory lint
 	@$(MAKE) --no-print-directory unit
 	@$(MAKE) --no-print-directory -j2 programs images
+	@.ci/beside 'nice -n 19 $(MAKE) --no-print-directory model' '$(MAKE) --no-print-directory slow-tests'
+
+.PHONY: slow-tests
+slow-tests:
 	@$(MAKE) --no-print-directory cluster-test
 	@$(MAKE) --no-print-directory operator-test
 	@$(MAKE) --no-print-directory metrics-server
-	@output=$$(mktemp); $(MAKE) --no-print-directory e2e >$$output 2>&1 & e2e=$$!; \
-	trap 'test -z "$$e2e" || kill $$e2e; rm -f $$output' EXIT; trap 'exit 130' INT TERM; \
-	$(MAKE) --no-print-directory integration; integration=$$?; \
-	echo "[e2e] what the tests on the cluster have printed so far, and go on to print:"; \
-	tail -n +1 -f --pid=$$e2e $$output; \
-	wait $$e2e; cluster=$$?; e2e=; exit $$((integration || cluster))
+	@.ci/beside '$(MAKE) --no-print-directory e2e' '$(MAKE) --no-print-directory integration'
 
 .PHONY: demo
 demo: ## a cluster, a plain job, one in process, and everything taken away while they train

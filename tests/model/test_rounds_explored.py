@@ -180,10 +180,14 @@ def test_a_confirmation_too_many_is_found(
 
 
 def test_the_walks_reach_every_phase_and_end_reason() -> None:
-    """The walks check nothing that they never reach."""
+    """The walks check nothing that they never reach. Those that begin in a rare situation come first."""
+    wanted = {p.value for p in RoundPhase} | {e.value for e in EndReason}
+    wanted |= {"restored", "requested", "closed", "frozen"}
     reached: set[str] = set()
     rare = 6 * (with_standby(),) + 12 * (step(running(4), ("target", MIN)),)
-    for seed in range(SEEDS + len(rare)):
+    for seed in (*range(SEEDS, SEEDS + len(rare)), *range(SEEDS)):
+        if wanted <= reached:
+            break
         random, world = Random(seed), start_of(seed) if seed < SEEDS else rare[seed - SEEDS]
         if seed % 10 == 5 and seed < SEEDS:
             # An agent that has met the successor finds the older store again: few walks get there by themselves.
@@ -198,7 +202,5 @@ def test_the_walks_reach_every_phase_and_end_reason() -> None:
                 restored = store.state.round and store.state.round.id.store_incarnation < store.incarnation
                 reached |= {"restored"} if restored else set()
             reached |= {"frozen" for a in world.agents if a.frozen}
-    wanted = {p.value for p in RoundPhase} | {e.value for e in EndReason}
-    wanted |= {"restored", "requested", "closed", "frozen"}
     missed = wanted - reached
     assert not missed, sorted(missed)

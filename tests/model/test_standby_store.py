@@ -133,12 +133,13 @@ def test_invariants_hold_with_a_standby_store_and_the_job_ends(kinds: tuple[str,
 
 
 def test_the_walks_reach_all_that_can_happen_to_a_standby_store() -> None:
+    wanted = {"promoted", "took over", "formed", "restored", "retired", "confirmed for half", "went back"}
     reached = set[str]()
     for kinds, seed in itertools.product((STANDBY_FAULTS, GROUPS), range(WALKS)):
         walk(seed, kinds, reached, 150)
-    assert reached == {
-        "promoted", "took over", "formed", "restored", "retired", "confirmed for half", "went back"
-    }  # fmt: skip
+        if reached == wanted:
+            break
+    assert reached == wanted
 
 
 # ---- the exploration finds seeded bugs
