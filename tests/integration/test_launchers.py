@@ -91,6 +91,8 @@ dist.destroy_process_group()
 """
 )
 """Plans a larger training, is refused, catches that, trains as it should, and forms other groups then."""
+STAYS = TRAIN.replace("dist.destroy_process_group()", "import signal; signal.pause()")
+"""Trains until it is ended."""
 HELPERS = TRAIN.replace(
     "dist.destroy_process_group()",
     """
@@ -109,7 +111,7 @@ def run_job(folder: Path, command: list[str], **spec: Any) -> LocalRun:
     for name, text in {
         "train.py": TRAIN, "driver.py": DRIVER, "in_process.py": IN_PROCESS, "function.py": FUNCTION,
         "own_ranks.py": OWN_RANKS, "helpers.py": HELPERS, "caught.py": CAUGHT,
-        "two_groups.py": TWO_GROUPS,
+        "two_groups.py": TWO_GROUPS, "stays.py": STAYS,
         "stage.sh": f"#!/bin/bash\nset -e\n{TORCHRUN} --standalone train.py from a file\n",
     }.items():  # fmt: skip
         (folder / name).write_text(text)
@@ -185,6 +187,23 @@ def test_what_would_train_apart_fails_the_job_at_once(
     assert f"({reason})" in run.text, run.text
     assert message in run.text, run.text
     assert "trained" not in run.text, run.text
+    assert "0 restarts" in run.text, run.text
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    "command",
+    [
+        f"PYTHONPATH=. {TORCHRUN} --standalone --nproc-per-node=1 stays.py",
+        f"unset PYTHONPATH; exec {sys.executable} -I -m torch.distributed.run --standalone --nproc-per-node=1 stays.py",
+    ],
+    ids=["replaced", "isolated"],
+)
+def test_ranks_whose_python_looks_for_nothing_fail_the_job_too(command: str, tmp_path: Path) -> None:
+    with run_job(tmp_path, ["bash", "-c", command], failurePolicy={"maxRestarts": 3}) as run:
+        assert run.exit_code() != 0, run.text
+    assert "(TrainsApart)" in run.text, run.text
+    assert "PYTHONPATH=.:$PYTHONPATH" in run.text, run.text
     assert "0 restarts" in run.text, run.text
 
 

@@ -32,9 +32,10 @@ from elasticjob._runtime.agent.state_machine.effects import (
 from elasticjob._runtime.agent.state_machine.events import AgentEvent
 from elasticjob._runtime.agent.state_machine.outcomes import assert_never
 from elasticjob._runtime.agent.state_machine.state import AgentState, LastStep
+from elasticjob._runtime.agent.workers.separate_worlds import FIRST_POLL, LONGEST_POLL
 from elasticjob._runtime.agent.workers.worker_group import WorkerGroup
 from elasticjob._runtime.contract.messages import Failure, StartRound
-from elasticjob._runtime.contract.names import RoundId
+from elasticjob._runtime.contract.names import Backend, RoundId
 from elasticjob._runtime.store.server import StoreServer
 
 SCRIPT_POLL_INTERVAL = 1.0
@@ -134,6 +135,8 @@ class WorkerExecutor:
         self.monitors.watch_for_hangs(start)
         self.dispatch(events.WorkersLaunched(start.round))
         self.spawn(self._watch_scripts_variables(start.round))
+        if self.config.backend is Backend.ELASTICJOB:
+            self.spawn(self._watch_worlds(start.round))
         self.reap()
         await self.stores.close_older(store)
 
@@ -152,6 +155,16 @@ class WorkerExecutor:
                 return
             self.workers.find_early_variables()
         self._report_exec()
+
+    async def _watch_worlds(self, round_id: RoundId) -> None:
+        """End workers below which processes train in another world, as long as the round runs."""
+        interval = FIRST_POLL
+        while True:
+            await asyncio.sleep(interval)
+            if self.state().round != round_id:
+                return
+            self.workers.end_separate_worlds()
+            interval = min(2 * interval, LONGEST_POLL)
 
     def _report_exec(self) -> None:
         """Report why workers start by exec from now on, if the coordinator does not know that yet."""

@@ -23,6 +23,7 @@ from elasticjob._runtime.agent.workers.prestart import PrestartLauncher
 from elasticjob._runtime.agent.workers.process_changes import ProcessChanges
 from elasticjob._runtime.agent.workers.process_table import ProcessTable, WorkerProcess
 from elasticjob._runtime.agent.workers.restartable_workers import Reported, RestartableWorkers
+from elasticjob._runtime.agent.workers.separate_worlds import end_separate_worlds
 from elasticjob._runtime.agent.workers.round_monitor import RoundMonitor
 from elasticjob._runtime.agent.workers.round_starter import RoundStarter
 from elasticjob._runtime.agent.workers.round_times import RoundTimes
@@ -357,6 +358,11 @@ class WorkerGroup:
                 signal_group(pid, signal.SIGTERM)
             case _:
                 pass
+
+    def end_separate_worlds(self) -> None:
+        """End each worker below which processes train in another world than the round's."""
+        files = {worker.local_rank: worker.error_file for worker in self.table.workers(IN_ROUND).values()}
+        end_separate_worlds(self._stop_sequence.processes(), files)
 
     def find_early_variables(self) -> None:
         """Let the launcher know if a script sets variables that its fork has read before."""

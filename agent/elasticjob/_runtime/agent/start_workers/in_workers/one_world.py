@@ -89,8 +89,15 @@ def fail(message: str) -> None:
     Not so below a worker that trains already: what it starts may fail without any harm to the job.
     """
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if path and TRAINS not in os.environ and not os.path.exists(path):  # noqa: PTH110
-        extra = {"py_callstack": f"SeparateWorldError: {message}", "timestamp": str(int(time.time()))}
-        with suppress(OSError), open(path, "w") as file:
-            json.dump({"message": {"message": f"SeparateWorldError: {message}", "extraInfo": extra}}, file)
+    if path and TRAINS not in os.environ:
+        record_refusal(path, message)
     raise SeparateWorldError(message)
+
+
+def record_refusal(path: str, message: str) -> None:
+    """Write a SeparateWorldError to the error file of a worker, unless the file exists."""
+    if os.path.exists(path):  # noqa: PTH110
+        return
+    extra = {"py_callstack": f"SeparateWorldError: {message}", "timestamp": str(int(time.time()))}
+    with suppress(OSError), open(path, "w") as file:
+        json.dump({"message": {"message": f"SeparateWorldError: {message}", "extraInfo": extra}}, file)
