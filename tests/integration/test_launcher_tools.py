@@ -42,6 +42,20 @@ address = f"--master_addr {os.getenv('MASTER_ADDR')} --master_port {os.getenv('M
 process = subprocess.run(f"torchrun {options} {address} train.py {sys.argv[2]}".split(), check=True)
 sys.exit(process.returncode)
 """
+IMAGENET = """
+import sys, torch, torch.distributed as dist, torch.multiprocessing as mp
+
+def train(gpu, nodes, node, url):
+    dist.init_process_group("gloo", init_method=url, world_size=2 * nodes, rank=2 * node + gpu)
+    ranks = torch.tensor([1.0])
+    dist.all_reduce(ranks)
+    print("trained as", dist.get_rank(), "of", int(ranks.item()), flush=True)
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    mp.spawn(train, nprocs=2, args=(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]))
+"""
+"""Starts two ranks on each node, as the imagenet example of PyTorch does."""
 STAND_INS = {"trl": TRL, "tune": TUNE, "llamafactory-cli": LLAMA_FACTORY}
 
 
@@ -73,3 +87,12 @@ def test_a_tool_trains_in_the_world_of_the_job(command: str, words: str, tmp_pat
     for rank in range(2):
         assert f"trained {words} as {rank} of 2" in run.text, run.text
     assert run.text.count("trained") == 2, run.text
+
+
+@pytest.mark.torch
+def test_ranks_of_mp_spawn_meet_in_the_store_of_the_round_if_that_is_meant(tmp_path: Path) -> None:
+    (tmp_path / "main.py").write_text(IMAGENET)
+    script = "ALLOW_SEPARATE_WORLDS=1 python main.py $WORLD_SIZE $RANK tcp://$MASTER_ADDR:$MASTER_PORT"
+    with LocalRun(manifest(["bash", "-c", script], replicas=2), tmp_path) as run:
+        assert run.exit_code() == 0, run.text
+    assert all(f"trained as {rank} of 4" in run.text for rank in range(4)), run.text

@@ -15,6 +15,7 @@ TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
 
 TRAIN = """
 import os, sys, torch, torch.distributed as dist
+print("role", os.environ["ROLE_NAME"], flush=True)
 dist.init_process_group("gloo")
 ranks = torch.tensor([1.0])
 dist.all_reduce(ranks)
@@ -127,12 +128,20 @@ WARM = ["torch"]
 @pytest.mark.parametrize(
     ("command", "preload", "words"),
     [
-        (["bash", "-c", f"{TORCHRUN} --standalone --nproc_per_node=1 train.py by path"], WARM, ["by path"]),
+        (
+            ["bash", "-c", f"{TORCHRUN} --standalone --nproc_per_node=1 --role trainer --tee 3 train.py by path"],
+            WARM,
+            ["by path"],
+        ),
         (["./stage.sh"], COLD, ["from a file"]),
         ([sys.executable, "driver.py"], WARM, [""]),
         ([sys.executable, "in_process.py"], COLD, ["in process"]),
         ([sys.executable, "function.py"], WARM, ["first", "second"]),
-        (["bash", "-c", "torchrun train.py one && torchrun --standalone train.py two"], WARM, ["one", "two"]),
+        (
+            ["bash", "-c", "torchrun --role trainer --tee=3 train.py one && torchrun --standalone train.py two"],
+            WARM,
+            ["one", "two"],
+        ),
         (["bash", "-c", f"python train.py one; {TORCHRUN} train.py two"], COLD, ["one", "two"]),
         ([ACCELERATE, "launch", "--use_fsdp", "--num_processes", "2", "train.py", "by", "fsdp"], COLD, ["by fsdp"]),
         ([ACCELERATE, "launch", "--cpu", "--num_processes", "2", "train.py", "on", "cpu"], COLD, ["on cpu"]),
@@ -158,6 +167,10 @@ def test_a_launcher_trains_in_the_world_of_the_job(
         for rank in range(2):
             assert f"trained {word} as {rank} of 2".replace("  ", " ") in run.text
     assert run.text.count("trained") == 2 * len(words), run.text
+    if "--tee" in command[-1]:
+        assert run.text.count("role trainer") == 2, run.text
+        assert "of logs have no effect" in run.text, run.text
+        assert "set PET_TEE in the pod template" in run.text, run.text
     assert run.text.count("the driver goes on") == (2 if "in_process.py" in command else 0)
 
 

@@ -13,6 +13,8 @@ from elasticjob._runtime.agent.start_workers.command import (
     parse_command,
     parse_own_agent_command,
     parse_shell_command,
+    shell_log_options,
+    shell_role,
     torchrun_options,
     with_local_rank,
 )
@@ -187,3 +189,26 @@ def test_torchrun_in_a_shell_asks_for_the_number_of_workers_that_the_node_runs(
     assert (command.mode is S) == runs
     if not runs:
         assert command.args[0].endswith("set spec.nprocPerNode: 3")
+
+
+@pytest.mark.parametrize(
+    ("line", "env", "role", "missing"),
+    [
+        ("torchrun --role trainer t.py", {}, "trainer", ""),
+        ("torchrun t.py --role=x --tee 3", {"PET_ROLE": "trainer"}, "trainer", ""),
+        (
+            "torchrun --tee=3 --local-ranks-filter 0 t.py",
+            {},
+            "",
+            "set PET_TEE, PET_LOCAL_RANKS_FILTER in the pod template",
+        ),
+        ("torchrun --tee=3 --log-dir=/x t.py", {"PET_TEE": "3"}, "", "set PET_LOG_DIR in"),
+        ("torchrun --no-such-option t.py", {}, "", ""),
+        ("python t.py --tee 3", {}, "", ""),
+    ],
+)
+def test_options_of_a_torchrun_inside_a_worker(line: str, env: dict[str, str], role: str, missing: str) -> None:
+    assert shell_role(line.split(), env) == role
+    note = shell_log_options(line.split(), env)
+    assert missing in note
+    assert bool(missing) == bool(note)

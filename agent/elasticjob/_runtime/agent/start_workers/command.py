@@ -22,6 +22,7 @@ from elasticjob._runtime.contract.commands.python_command import (
 from elasticjob._runtime.contract.commands.torchrun_command import (
     NPROC_PER_NODE,
     TORCHRUN_MODULES,
+    TORCHRUN_OPTIONS,
     CommandError,
     TorchrunCommand,
     check_options,
@@ -43,12 +44,15 @@ __all__ = [
     "parse_command",
     "parse_own_agent_command",
     "parse_shell_command",
+    "shell_log_options",
+    "shell_role",
     "torchrun_options",
     "with_local_rank",
 ]
 
 PYTHON_EXEC = "PYTHON_EXEC"
 """torchrun's variable for the interpreter of its workers."""
+_LOG_OPTIONS = ("log-dir", "redirects", "tee", "local-ranks-filter", "log-line-prefix-template")
 _PRINT_ERROR = """
 import json, os, sys
 path, text = os.environ.get("TORCHELASTIC_ERROR_FILE"), "RefusedCommandError: " + sys.argv[1]
@@ -105,6 +109,30 @@ def parse_shell_command(argv: Sequence[str], torchrun_python: str, env: Mapping[
         python = call[0].interpreter if call and call[0] else torchrun_python
         return PythonCommand(python, (), ProgramMode.CODE, _PRINT_ERROR, (str(error),))
     return with_local_rank(command, env.get("LOCAL_RANK", "0"))
+
+
+def shell_role(argv: Sequence[str], env: Mapping[str, str]) -> str:
+    """Return the role that a torchrun inside of a worker names, for ROLE_NAME; empty if it names none."""
+    try:
+        return torchrun_options(argv, env).get("role", "")
+    except CommandError:
+        return ""
+
+
+def shell_log_options(argv: Sequence[str], env: Mapping[str, str]) -> str:
+    """Return a line about options of logs in a torchrun inside of a worker; empty if it has none.
+
+    The worker's output is connected when its program starts. Options that the pod template has as variables count.
+    """
+    try:
+        options = torchrun_options(argv, {})
+    except CommandError:
+        return ""
+    variables = [TORCHRUN_OPTIONS[name].variable for name in _LOG_OPTIONS if name in options]
+    missing = [name for name in variables if not env.get(name)]
+    if not missing:
+        return ""
+    return f"torchrun's options of logs have no effect inside a shell: set {', '.join(missing)} in the pod template"
 
 
 def _check_workers(asked: str, running: str) -> None:

@@ -23,10 +23,10 @@ from elasticjob._runtime.agent.workers.prestart import PrestartLauncher
 from elasticjob._runtime.agent.workers.process_changes import ProcessChanges
 from elasticjob._runtime.agent.workers.process_table import ProcessTable, WorkerProcess
 from elasticjob._runtime.agent.workers.restartable_workers import Reported, RestartableWorkers
-from elasticjob._runtime.agent.workers.separate_worlds import end_separate_worlds
 from elasticjob._runtime.agent.workers.round_monitor import RoundMonitor
 from elasticjob._runtime.agent.workers.round_starter import RoundStarter
 from elasticjob._runtime.agent.workers.round_times import RoundTimes
+from elasticjob._runtime.agent.workers.separate_worlds import end_separate_worlds
 from elasticjob._runtime.agent.workers.spares import Spares
 from elasticjob._runtime.agent.workers.start_window import StartWindow
 from elasticjob._runtime.agent.workers.stop_sequence import StopSequence

@@ -67,14 +67,32 @@ def _become_worker(config: Any, entrypoint: Any, args: Sequence[Any]) -> dict[in
     refuse_in_training()
     restore_assigned()
     _check_number(int(config.nproc_per_node), int(config.max_nodes))
-    os.environ["ROLE_NAME"] = str(config.role)
+    if config.role != "default":  # a launcher that names no role has this one; the worker has the job's
+        os.environ["ROLE_NAME"] = str(config.role)
     rank = int(os.environ["RANK"])
     if callable(entrypoint):
         with _launched():
             return {rank: entrypoint(*args)}
+    _note_log_options(getattr(config, "logs_specs", None))
     words = [Template(str(arg)).safe_substitute(local_rank=os.environ["LOCAL_RANK"]) for arg in args]
     _run_in_place([str(entrypoint), *words], "nodes and rendezvous")
     return {rank: None}
+
+
+def _note_log_options(specs: Any) -> None:
+    """Say which options of logs have no effect, unless the agent has them from the pod template."""
+    folder = getattr(specs, "_root_log_dir", None) or os.devnull
+    is_own = os.path.basename(folder).startswith("torchelastic_")  # noqa: PTH119  # torch's, if the launcher names none
+    options = {
+        "PET_LOG_DIR": folder != os.devnull and not is_own,
+        "PET_REDIRECTS": getattr(specs, "_redirects", None),
+        "PET_TEE": getattr(specs, "_tee", None),
+        "PET_LOCAL_RANKS_FILTER": getattr(specs, "_local_ranks_filter", None),
+    }
+    lost = [name for name, value in options.items() if value and name not in os.environ]
+    if lost and os.environ["LOCAL_RANK"] == "0":
+        text = f"the launcher's options of logs have no effect: set {', '.join(lost)} in the pod template"
+        print(f"[elasticjob] {text}", file=sys.stderr)
 
 
 def become_rank(argv: list[str], without_effect: str) -> None:

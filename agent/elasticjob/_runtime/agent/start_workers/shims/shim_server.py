@@ -12,11 +12,17 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
 from elasticjob._runtime.agent.processes import peer_pid
-from elasticjob._runtime.agent.start_workers.command import parse_own_agent_command, parse_shell_command
+from elasticjob._runtime.agent.start_workers.command import (
+    parse_own_agent_command,
+    parse_shell_command,
+    shell_log_options,
+    shell_role,
+)
 from elasticjob._runtime.agent.start_workers.shims.shim_callers import (
     ExecInstead,
     ForkServerProcess,
@@ -80,6 +86,8 @@ class ShimServer:
         """Environment of each fork that is a worker of a torchrun, by process id."""
         self._ended: dict[int, int] = {}
         """Exit codes of children that were reaped before the answer of `fork` named them."""
+        self._notes: set[str] = set()
+        """What has been logged about options."""
         self._pending = 0
         """How many shims wait for a decision or a fork."""
         self._loop = asyncio.get_running_loop()
@@ -149,11 +157,17 @@ class ShimServer:
             numbers, descriptors = await self._receive_descriptors(peer)
             caller = read_caller(peer_pid(peer), (self.workers_python, self._interpreter))
             program = caller.program
+            role: tuple[str, ...] = ()
+            if self._parse is parse_shell_command:
+                self._note_log_options(caller)
+                if name := shell_role(program, caller.env):
+                    caller = replace(caller, env={**caller.env, "ROLE_NAME": name})
+                    role = ("env", f"ROLE_NAME={name}")
             torchrun_python = torchrun_interpreter(_find(caller, "torchrun"))
             decision = fork_or_exec(caller, self._fork_server, torchrun_python, self._parse)
             if isinstance(decision, ExecInstead):
                 log.info("%s starts by exec: %s", program[0], decision.reason)
-                self._answer(peer, b"exec", *map(os.fsencode, decision.program))
+                self._answer(peer, b"exec", *map(os.fsencode, (*role, *decision.program)))
                 return
             program = decision.command.argv  # in place of a torchrun, its script
             pid = await self._fork(caller, decision, descriptors, numbers)
@@ -171,6 +185,13 @@ class ShimServer:
         if (code := self._ended.pop(pid, None)) is not None:
             self.child_ended(pid, code)
         await self._relay(pid, peer, group=caller.of_torchrun)
+
+    def _note_log_options(self, caller: ShimCaller) -> None:
+        """Log it once if options of a torchrun have no effect."""
+        note = shell_log_options(caller.program, caller.env)
+        if note and note not in self._notes:
+            self._notes.add(note)
+            log.info("%s", note)
 
     async def _receive_descriptors(self, peer: socket.socket) -> tuple[list[int], list[int]]:
         """Return the descriptors' numbers in the shim, and the descriptors."""

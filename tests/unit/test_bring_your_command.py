@@ -1,0 +1,30 @@
+"""Each manifest of docs/bring-your-command.md is one that a cluster and a local run accept."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from elasticjob._runtime.contract.commands.launchers import REFUSED_LAUNCHERS
+from elasticjob._runtime.local.manifest.job_schema import find_problems
+from elasticjob._runtime.local.manifest.manifest import parse_local_job
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs/bring-your-command.md").read_text()
+MANIFESTS = [yaml.safe_load(block) for block in re.findall(r"^```yaml\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)]
+HEAD = {"apiVersion": "elasticjob.dev/v1alpha1", "kind": "ElasticJob", "metadata": {"name": "mine"}}
+
+
+@pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda m: m["spec"]["template"]["spec"]["containers"][0]["image"])
+def test_a_manifest_of_the_page_is_accepted(manifest: dict[str, Any]) -> None:
+    job = {**HEAD, **manifest}
+    assert find_problems(job) == []
+    assert parse_local_job(job).command
+
+
+def test_the_page_says_what_to_write_instead_of_a_refused_launcher() -> None:
+    section = PAGE.split("## Launchers that are refused")[1]
+    assert [name for name in REFUSED_LAUNCHERS if f"`{name}`" not in section] == []
