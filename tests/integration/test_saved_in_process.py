@@ -31,13 +31,13 @@ folder, raises = sys.argv[1], int(sys.argv[2])
 model = torch.nn.Linear(4, 4)
 state = elasticjob.State(model=model, step=0, late=0, path=os.path.join(folder, "state"))
 
-write_copy = state._write_copy
+write_copy = state._writer.write
 
 def slow_copy(packed):
     time.sleep(3)
     return write_copy(packed)
 
-state._write_copy = slow_copy
+state._writer.write = slow_copy
 
 @elasticjob.restartable
 def train():

@@ -535,7 +535,7 @@ def milestones() -> dict[str, str]:
     state, scheduler = state_with_scheduler()
     state.sync()
     found = {"loaded": type(scheduler.milestones).__name__}
-    state._live.take_up()
+    state._live.restore()
     progress_channel.channel.memory = ()
     return found | {"interrupted": type(scheduler.milestones).__name__}
 

@@ -279,7 +279,7 @@ def alike_after_going_back() -> dict[str, Any]:
     """All ranks go back to the commit before the newest of their random states, and still know what they have alike."""
     memory = memory_file("ranks")
     before = RankRandomStates(RankMemory(memory, 0))
-    before.settle([True] * len(GENERATORS))
+    before.record_equal_generators([True] * len(GENERATORS))
     states = random_states.capture()
     before.keep((1, 1), states, (0, 0))
     before.keep((2, 2), states, (1, 1))

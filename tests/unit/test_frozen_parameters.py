@@ -77,7 +77,7 @@ def test_what_has_been_trained_is_kept_from_then_on_on_all_ranks(looks: bool) ->
     of_sender, of_receiver = kept(sender), kept(receiver)
     sender[0].requires_grad_(True)
     if looks:
-        of_sender.look()
+        of_sender.drop_trainable()
     else:
         of_sender.state_of("model", sender)
     sender[0].requires_grad_(False)

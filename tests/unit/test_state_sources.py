@@ -8,11 +8,11 @@ from elasticjob._runtime.contract.snapshot_format.commit_sequence import ROUND, 
 from elasticjob._runtime.contract.snapshot_format.state_block import BlockHeader
 from elasticjob._runtime.contract.snapshot_format.state_sources import (
     NO_VERSION,
-    Offer,
+    AvailableStates,
     Source,
     Transfer,
-    alike,
-    choose,
+    choose_transfer,
+    equal_generators,
     lost_steps,
 )
 
@@ -22,15 +22,15 @@ def block(sequence: int, step: int) -> BlockHeader:
 
 
 OLD, NEW = (1, 10), (2, 11)
-NOTHING = Offer()
-LIVE, BEHIND, IN_MEMORY = Offer(live=NEW), Offer(live=OLD), Offer(memory=block(*NEW))
+NOTHING = AvailableStates()
+LIVE, BEHIND, IN_MEMORY = AvailableStates(live=NEW), AvailableStates(live=OLD), AvailableStates(memory=block(*NEW))
 
 
 @pytest.mark.parametrize(
-    ("offers", "transfer"),
+    ("available", "transfer"),
     [
         pytest.param([NOTHING, NOTHING], None, id="no state"),
-        pytest.param([Offer(half_changed=True), NOTHING], None, id="no complete state"),
+        pytest.param([AvailableStates(half_changed=True), NOTHING], None, id="no complete state"),
         pytest.param([LIVE, LIVE], Transfer(NEW, None, Source.MEMORY), id="all live: nothing is sent"),
         pytest.param([LIVE, IN_MEMORY], Transfer(NEW, None, Source.MEMORY), id="live or in memory"),
         pytest.param([BEHIND, LIVE], Transfer(NEW, 1, Source.LIVE, ((1, 0),), copies_first=True), id="one step apart"),
@@ -41,56 +41,60 @@ LIVE, BEHIND, IN_MEMORY = Offer(live=NEW), Offer(live=OLD), Offer(memory=block(*
             [NOTHING, LIVE, IN_MEMORY], Transfer(NEW, 2, Source.MEMORY, ((2, 0),)), id="the copy in memory is ready"
         ),
         pytest.param(
-            [Offer(live=OLD, memory=block(*NEW)), BEHIND],
+            [AvailableStates(live=OLD, memory=block(*NEW)), BEHIND],
             Transfer(NEW, 0, Source.MEMORY, ((0, 1),)),
             id="newer in memory than live",
         ),
         pytest.param(
-            [Offer(live=OLD, file=block(*NEW)), Offer(memory=block(*OLD))],
+            [AvailableStates(live=OLD, file=block(*NEW)), AvailableStates(memory=block(*OLD))],
             Transfer(NEW, 0, Source.FILE, ((0, 1),)),
             id="newest in the file",
         ),
         pytest.param(
-            [Offer(file=block(*NEW)), Offer(file=block(*NEW))],
+            [AvailableStates(file=block(*NEW)), AvailableStates(file=block(*NEW))],
             Transfer(NEW, 0, Source.FILE, ((0, 1),)),
             id="one rank reads the file for all",
         ),
         pytest.param(
-            [Offer(live=(3, 2)), Offer(live=(2, 9))],
+            [AvailableStates(live=(3, 2)), AvailableStates(live=(2, 9))],
             Transfer((3, 2), 0, Source.LIVE, ((0, 1),), copies_first=True),
             id="a rollback wins",
         ),
         pytest.param(
-            [Offer(live=(0, 5)), Offer(file=block(0, 1000))],
+            [AvailableStates(live=(0, 5)), AvailableStates(file=block(0, 1000))],
             Transfer((0, 1000), 1, Source.FILE, ((1, 0),)),
             id="a file of version 0.1.0",
         ),
     ],
 )
-def test_choose(offers: list[Offer], transfer: Transfer | None) -> None:
-    assert choose(offers) == transfer
+def test_choose(available: list[AvailableStates], transfer: Transfer | None) -> None:
+    assert choose_transfer(available) == transfer
 
 
 @pytest.mark.parametrize(
-    ("offers", "pairs"),
+    ("available", "pairs"),
     [
         pytest.param([LIVE, NOTHING, LIVE, NOTHING], ((0, 1), (2, 3)), id="two joiners, two senders"),
         pytest.param([LIVE, NOTHING, BEHIND], (), id="more receivers than senders: a broadcast"),
         pytest.param([IN_MEMORY, NOTHING, LIVE], ((0, 1),), id="copies in memory come first"),
-        pytest.param([Offer(file=block(*NEW)), Offer(file=block(*NEW)), NOTHING], (), id="one rank reads the file"),
+        pytest.param(
+            [AvailableStates(file=block(*NEW)), AvailableStates(file=block(*NEW)), NOTHING],
+            (),
+            id="one rank reads the file",
+        ),
     ],
 )
 def test_each_rank_that_lacks_the_state_gets_a_sender_of_its_own(
-    offers: list[Offer], pairs: tuple[tuple[int, int], ...]
+    available: list[AvailableStates], pairs: tuple[tuple[int, int], ...]
 ) -> None:
-    transfer = choose(offers)
+    transfer = choose_transfer(available)
     assert transfer is not None
     assert transfer.pairs == pairs
 
 
 def test_an_offer_is_exchanged_as_numbers() -> None:
-    offer = Offer((1, 2), block(3, 4), block(5, 6), True, 13, (7, 8), (9, 10, 11, 12))
-    assert Offer.parse(offer.numbers()) == offer
+    offer = AvailableStates((1, 2), block(3, 4), block(5, 6), True, 13, (7, 8), (9, 10, 11, 12))
+    assert AvailableStates.parse(offer.numbers()) == offer
 
 
 @pytest.mark.parametrize(
@@ -102,8 +106,8 @@ def test_an_offer_is_exchanged_as_numbers() -> None:
     ],
 )
 def test_lost_steps(reached: list[int], lost: int) -> None:
-    offers = [Offer(half_changed=step >= 0, reached=step) for step in reached]
-    assert lost_steps(offers, Transfer((5, 6), None, Source.MEMORY)) == lost
+    available = [AvailableStates(half_changed=step >= 0, reached=step) for step in reached]
+    assert lost_steps(available, Transfer((5, 6), None, Source.MEMORY)) == lost
 
 
 @pytest.mark.parametrize(
@@ -115,8 +119,13 @@ def test_lost_steps(reached: list[int], lost: int) -> None:
         pytest.param([(NEW, (5, 0)), (NEW, (5, 0))], [True, None], id="a generator that is not used"),
     ],
 )
-def test_alike(digests: list[tuple[tuple[int, int], tuple[int, ...]]], result: list[bool | None]) -> None:
-    assert alike([Offer(random=version, digests=numbers) for version, numbers in digests], NEW) == result
+def test_generators_are_equal_if_all_ranks_that_know_their_states_have_the_same(
+    digests: list[tuple[tuple[int, int], tuple[int, ...]]], result: list[bool | None]
+) -> None:
+    assert (
+        equal_generators([AvailableStates(random=version, digests=numbers) for version, numbers in digests], NEW)
+        == result
+    )
 
 
 def test_every_step_and_commit_has_a_higher_number() -> None:

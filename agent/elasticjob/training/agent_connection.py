@@ -25,7 +25,7 @@ _PUBLISH_NANOSECONDS = 1_000_000_000
 NEVER = 1 << 63
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class AgentConnection:
     """What this process shares with its agent until the end of the round."""
 

@@ -21,7 +21,7 @@ import torch
 from elasticjob.training.snapshot_values.state_tree import PackedTree, write_tensors
 from elasticjob.training.update_guard import guard
 
-LOOK_INTERVAL = 0.1
+POLL_INTERVAL = 0.1
 """Seconds after which a wait looks whether the copy is still under way, if nothing wakes it."""
 LATE = 1 << 20
 """Bytes from which a tensor is copied late. Many small ones would compete with the training for the interpreter."""
@@ -73,12 +73,12 @@ class BackgroundCopy:
         """
         while self._copying_in == os.getpid():
             with suppress(Empty):
-                self._ended.get(timeout=LOOK_INTERVAL)
+                self._ended.get(timeout=POLL_INTERVAL)
         error, self._error = self._error, None
         if error is not None:
             raise error
 
-    def settle(self) -> None:
+    def wait_ignoring_errors(self) -> None:
         """Return once no copy is under way. One that has failed is only reported: a newer state takes its place."""
         try:
             self.wait()

@@ -35,8 +35,8 @@ class FrozenParameters:
         ]
         self._last: Digests = {}
 
-    def look(self) -> None:
-        """Keep from now on what needs a gradient."""
+    def drop_trainable(self) -> None:
+        """Parameters that have become trainable are saved from now on."""
         for name, key, parameter in self._parameters:
             if parameter.requires_grad:
                 self._frozen[name].discard(key)

@@ -21,7 +21,8 @@ class LiveState:
 
     A change of the model is under way from an optimizer's step until `capture`: meanwhile the objects are not complete.
     An interrupted step that has not come so far has changed no parameter, but perhaps buffers, plain values, the
-    settings in the optimizers' parameter groups, the other objects and the random states: `take_up` restores these.
+    settings in the optimizers' parameter groups, the other objects and the random states: `restore` undoes
+    these changes.
     """
 
     def __init__(self, objects: Mapping[str, Any], *, keep_random_states: bool) -> None:
@@ -98,7 +99,7 @@ class LiveState:
             self.changing = False
             guard.complete()
 
-    def take_up(self) -> Any:
+    def restore(self) -> Any:
         """Undo what an interrupted step has changed, drop the gradients, and return the plain values."""
         self._buffers.restore()
         for scaler in self._scalers:

@@ -35,7 +35,7 @@ class RankRandomStates:
         self._memory = memory
         self._seed = torch.initial_seed()
         self._own: dict[str, Any] = {}
-        self._alike = [False] * len(GENERATORS)
+        self._equal = [False] * len(GENERATORS)
         """For each generator: whether all ranks had the same state at the last `sync`, as after equal seeds."""
 
     def find(self, version: Version, captured: Mapping[str, Any]) -> tuple[Version, tuple[int, ...]]:
@@ -62,10 +62,10 @@ class RankRandomStates:
 
     def shared(self, captured: Mapping[str, Any]) -> dict[str, Any]:
         """Return what a block records for ranks without states of their own."""
-        return {"seed": self._seed, "alike": self._alike, "states": random_states.to_plain(captured)}
+        return {"seed": self._seed, "alike": self._equal, "states": random_states.to_plain(captured)}
 
     def set_for(
-        self, version: Version, own: Version, record: Any, alike: Sequence[bool | None], *, finishes_step: bool
+        self, version: Version, own: Version, record: Any, equal: Sequence[bool | None], *, finishes_step: bool
     ) -> None:
         """Set the generators of a rank that has loaded a block of this version.
 
@@ -76,23 +76,26 @@ class RankRandomStates:
         committed, states = self._read_memory(version)  # the newest may be of a commit that was not completed
         if version in (own, committed):
             if record is not None:
-                self._alike = record["alike"]
+                self._equal = record["alike"]
             random_states.restore(random_states.from_plain(self._own if own == version else states))
         elif finishes_step:
             random_states.restore(_at_interruption)
         elif record is not None:
-            self._seed, self._alike = record["seed"], record["alike"]
-            self.settle(alike)
-            self._take_over(random_states.from_plain(record["states"]), version)
+            self._seed, self._equal = record["seed"], record["alike"]
+            self.record_equal_generators(equal)
+            self._set_from_others(random_states.from_plain(record["states"]), version)
 
-    def settle(self, alike: Sequence[bool | None]) -> None:
-        """Note which generators all ranks have alike at this `sync`; None: as before. An interruption is over."""
-        self._alike = [old if new is None else new for new, old in zip(alike, self._alike, strict=True)]
+    def record_equal_generators(self, equal: Sequence[bool | None]) -> None:
+        """Record which generators have equal states on all ranks at this `sync` (None: unknown, keep the last answer).
+
+        What `note_interruption` has kept is dropped: the ranks have random states for this round now.
+        """
+        self._equal = [old if new is None else new for new, old in zip(equal, self._equal, strict=True)]
         _at_interruption.clear()
 
-    def _take_over(self, states: Mapping[str, Any], version: Version) -> None:
-        """Set the generators that all ranks have alike to the others' states, and the rest to a seed of this rank."""
-        for name, same in zip(GENERATORS, self._alike, strict=True):
+    def _set_from_others(self, states: Mapping[str, Any], version: Version) -> None:
+        """Set the generators that are equal on all ranks to the others' states, and the rest to a seed of this rank."""
+        for name, same in zip(GENERATORS, self._equal, strict=True):
             if same and name in states:
                 random_states.restore({name: states[name]})
             else:

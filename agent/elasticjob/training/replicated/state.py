@@ -3,49 +3,42 @@
 from __future__ import annotations
 
 import json
-import math
-import mmap
 import os
 import sys
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, SupportsFloat, SupportsIndex
 
 from elasticjob._runtime.contract.names import BEFORE_ROUNDS, Env
 from elasticjob._runtime.contract.snapshot_format import state_file
 from elasticjob._runtime.contract.snapshot_format.commit_sequence import CommitSequence
-from elasticjob._runtime.contract.snapshot_format.state_block import (
-    ABSENT,
-    HEADER_SIZE,
-    NO_STEP,
-    BlockHeader,
-    data_start,
-)
+from elasticjob._runtime.contract.snapshot_format.state_block import ABSENT, NO_STEP, BlockHeader
 from elasticjob._runtime.contract.snapshot_format.state_sources import (
     NO_VERSION,
-    Offer,
+    AvailableStates,
     Transfer,
     Version,
-    alike,
-    choose,
+    choose_transfer,
+    equal_generators,
     lost_steps,
 )
 from elasticjob._runtime.system.memory_file import memory_file
 from elasticjob._runtime.system.process_end import end_outdated_process
 from elasticjob.training import progress_channel, random_states, state_exchange
-from elasticjob.training.devices import own_streams, synchronize_device
+from elasticjob.training.devices import synchronize_device
 from elasticjob.training.random_states import GENERATORS
-from elasticjob.training.replicated.background_copy import BackgroundCopy, LateTensors
+from elasticjob.training.replicated.background_copy import BackgroundCopy
+from elasticjob.training.replicated.copy_writer import CopyWriter, PackedState
+from elasticjob.training.replicated.current_state import current
 from elasticjob.training.replicated.frozen_parameters import FrozenParameters
 from elasticjob.training.replicated.live_block import LiveBlock, Receive, receive_into
 from elasticjob.training.replicated.live_state import LiveState
 from elasticjob.training.replicated.rank_memory import RankMemory
 from elasticjob.training.replicated.rank_random_states import RankRandomStates
+from elasticjob.training.replicated.state_arguments import checked_minutes, checked_step
 from elasticjob.training.replicated.state_transfer import Loaded, transfer_state
 from elasticjob.training.snapshot_values.node_copies import COPIES, NodeCopies
-from elasticjob.training.snapshot_values.state_tree import PackedTree, write_tensors
-from elasticjob.training.snapshot_values.state_values import refusal
+from elasticjob.training.snapshot_values.state_tree import PackedTree
 from elasticjob.training.state_exchange import Exchange
 from elasticjob.training.state_parts import check_values, on_device_of, split_parts
 from elasticjob.training.update_guard import guard
@@ -68,9 +61,9 @@ class State:
     step: `sync` returns plain values, schedulers, buffers and random states to what they were at that assignment or at
     the last `commit`, whichever was later.
 
-    Random states: each rank keeps its own (Python, NumPy, torch). A rank that has none for the state it takes up, such
-    as one on a new node, gets the states of the others where all ranks have the same, as after equal seeds. Otherwise
-    it gets a seed derived from the State's (torch's initial seed), its rank, and the state's sequence number and step.
+    Random states: each rank keeps its own (Python, NumPy, torch). A rank that has none for the state that it restores,
+    such as one on a new node, gets the states of the others where these are equal, as after equal seeds. Otherwise it
+    gets a seed derived from the State's (torch's initial seed), its rank, and the state's sequence number and step.
     """
 
     def __init__(
@@ -94,7 +87,7 @@ class State:
         """
         self.path = os.path.abspath(path) if path is not None else None  # noqa: PTH100
         self._step = checked_step(step)
-        self._save_minutes = _checked_minutes(save_minutes, path)
+        self._save_minutes = checked_minutes(save_minutes, path)
         self._sequence = CommitSequence()
         memory, local_rank = progress_channel.node_memory(), int(os.environ.get("LOCAL_RANK", "0"))
         self._copies = NodeCopies(memory, is_writer=local_rank == 0)
@@ -108,12 +101,13 @@ class State:
         self._live = LiveState(self._objects, keep_random_states=random_states)
         self._background = BackgroundCopy()
         self._live.before_change = self._background.wait
-        self._made_in = os.environ.get(Env.ROUND)
-        self._made_by_spare = progress_channel.is_prestarted() and self._made_in != str(BEFORE_ROUNDS)
-        """Whether the objects are of the time when a spare process was started, which may be long ago."""
-        self._outlives_round = not progress_channel.process_survives_round()
-        """Whether it is known that these objects are still there in the next round of a process that stays."""
-        _make_current(self)
+        self._writer = CopyWriter(self._copies, self._background)
+        self._created_in_round = os.environ.get(Env.ROUND)
+        self._created_in_spare = progress_channel.is_prestarted() and self._created_in_round != str(BEFORE_ROUNDS)
+        """These objects were created in a spare process and may be stale."""
+        self._survives_rounds = not progress_channel.process_survives_round()
+        """We have seen these objects survive a round, so a planned end need not copy them."""
+        current.replace(self)
 
     if TYPE_CHECKING:  # plain values are attributes
 
@@ -132,7 +126,7 @@ class State:
         guard.begin()  # also where no optimizer has made a step: a GradScaler may have left it out
         self._step = value
         self._sequence.advance()
-        self._frozen.look()
+        self._frozen.drop_trainable()
         self._live.has_progress = True
         if self._live.captured or self._live.changing:
             self._live.capture(self._plain_values())
@@ -183,15 +177,15 @@ class State:
         packed = self._packed()  # an error leaves everything as it was, and comes on all ranks alike
         self._complete()  # also if a commit before has failed: it counts on the other ranks
         self._background.wait()
-        current = _current() if _current is not None else None
-        if current is not None and current is not self:
-            current._background.settle()  # it has the same memory
+        other = current.get()
+        if other is not None and other is not self:
+            other._background.wait_ignoring_errors()  # it has the same memory
         if not self._copies.is_writer:
             return
-        if non_blocking and current is self:  # no other State knows when its optimizers begin a step
-            self._write_late(packed)
+        if non_blocking and other is self:  # no other State knows when its optimizers begin a step
+            self._writer.write_late(self._packed_state(packed), self._objects)
         else:
-            self._write_copy(packed)
+            self._writer.write(self._packed_state(packed))
 
     def sync(self) -> None:
         """Bring every rank to the newest state: of any process that survived, any node's memory, or the file.
@@ -200,27 +194,27 @@ class State:
         RuntimeError on all ranks: there is no complete state, and an interruption has left a model half changed.
         Without a state, spare processes end, and new ones begin with the script: what they have read may be outdated.
         """
-        self._background.settle()
-        _make_current(self)
-        self._outlives_round = self._outlives_round or os.environ.get(Env.ROUND) != self._made_in
+        self._background.wait_ignoring_errors()
+        current.replace(self)
+        self._survives_rounds = self._survives_rounds or os.environ.get(Env.ROUND) != self._created_in_round
         exchange = Exchange(self._part_devices())
-        offer = self._offer()
-        offers = [Offer.parse(numbers) for numbers in exchange.gather(offer.numbers())]
-        transfer = choose(offers)
+        own = self._available_states()
+        available = [AvailableStates.parse(numbers) for numbers in exchange.gather(own.numbers())]
+        transfer = choose_transfer(available)
         if transfer is not None:
-            self._report_lost_steps(offers, transfer, offer)
-        same = alike(offers, transfer.version if transfer is not None else NO_VERSION)
+            self._report_lost_steps(available, transfer, own)
+        same = equal_generators(available, transfer.version if transfer is not None else NO_VERSION)
         if transfer is not None:
-            self._take_up(exchange, transfer, offer, same)
-            self._made_by_spare = False
-        elif self._made_by_spare:
+            self._restore(exchange, transfer, own, same)
+            self._created_in_spare = False
+        elif self._created_in_spare:
             end_outdated_process()  # a process with the state has ended after its agent had reported that it stays
-        elif any(other.half_changed for other in offers):
-            if offer.half_changed:
+        elif any(other.half_changed for other in available):
+            if own.half_changed:
                 self._report_change()
             raise RuntimeError("every rank was interrupted inside a step, and there is no copy: restart the training")
         if self._random is not None:
-            self._random.settle(same)
+            self._random.record_equal_generators(same)
         guard.begin()
         self._sequence.adopt(transfer.version[0] if transfer is not None else 0)
         self._live.capture(self._plain_values(), structure=True)
@@ -235,10 +229,12 @@ class State:
         if state_exchange.rank() == 0:
             state_file.save_block(self._copies.newest()[0], self.path)
 
-    def _report_lost_steps(self, offers: Sequence[Offer], transfer: Transfer, mine: Offer) -> None:
+    def _report_lost_steps(
+        self, available: Sequence[AvailableStates], transfer: Transfer, own: AvailableStates
+    ) -> None:
         """Write why this rank has no whole state, and on rank 0 which steps are lost, if the ranks go back."""
-        lost = lost_steps(offers, transfer)
-        if lost and mine.half_changed:
+        lost = lost_steps(available, transfer)
+        if lost and own.half_changed:
             self._report_change()
         if lost and state_exchange.rank() == 0:
             sys.stderr.write(
@@ -259,12 +255,17 @@ class State:
         if self._random is not None:
             self._random.keep(self._version, self._live.random_states, self._copies.newest()[1].version)
 
+    def _give_way(self) -> None:
+        """Another State of this process is kept from now on."""
+        self._background.wait_ignoring_errors()
+        self._live.stop_watching()
+
     def _end_round(self) -> None:
         """At the last step of a planned end: keep the state for the next round, in the objects if they stay."""
-        if progress_channel.process_survives_round() and self._outlives_round:
+        if progress_channel.process_survives_round() and self._survives_rounds:
             self._complete()
         else:
-            self._background.settle()  # this commit replaces one that has failed
+            self._background.wait_ignoring_errors()  # this commit replaces one that has failed
             self.commit()
 
     def _keep_live(self) -> None:
@@ -272,15 +273,15 @@ class State:
 
         The process ends, and a step may have been interrupted in it: what that step has changed is undone first.
         """
-        self._background.settle()
+        self._background.wait_ignoring_errors()
         if not self._live.complete or self._version <= self._copies.newest()[1].version:
             return
         synchronize_device()
         present = random_states.capture()  # the main thread may go on, with the numbers after its interruption
-        self._set_values(self._live.take_up())
+        self._set_values(self._live.restore())
         random_states.restore(present)
         if self._copies.is_writer:
-            self._write_copy(self._packed())
+            self._writer.write(self._packed_state(self._packed()))
         if self._random is not None:
             self._random.keep(self._version, self._live.random_states, self._copies.newest()[1].version)
 
@@ -290,13 +291,13 @@ class State:
     def _version(self) -> Version:
         return self._sequence.number, self._step
 
-    def _offer(self) -> Offer:
+    def _available_states(self) -> AvailableStates:
         live = self._live
         random, digests = NO_VERSION, (0,) * len(GENERATORS)
         if self._random is not None:
             random, digests = self._random.find(self._version, live.random_states if live.captured else {})
         file = state_file.read_file_header(self.path) if self.path and self._copies.is_writer else ABSENT
-        return Offer(
+        return AvailableStates(
             live=self._version if live.complete else NO_VERSION,
             memory=self._copies.newest()[1],
             file=file,
@@ -318,28 +319,28 @@ class State:
         tensors = (next(part.parameters(), None) for part in self._objects.values() if hasattr(part, "parameters"))
         return [tensor.device for tensor in tensors if tensor is not None]
 
-    # ---- take up a state -----------------------------------------------------------------------------------------
+    # ---- restore a state -----------------------------------------------------------------------------------------
 
-    def _take_up(self, exchange: Exchange, transfer: Transfer, mine: Offer, same: list[bool | None]) -> None:
+    def _restore(self, exchange: Exchange, transfer: Transfer, own: AvailableStates, same: list[bool | None]) -> None:
         """Bring this rank to the chosen state, and send it if this rank is the sender."""
-        is_live = mine.live == transfer.version
+        is_live = own.live == transfer.version
         if is_live:
-            self._set_values(self._live.take_up())
+            self._set_values(self._live.restore())
 
         def live_block() -> LiveBlock:
             synchronize_device()
-            packed = self._packed()
-            return LiveBlock(self._version, self._content(packed), packed)
+            state = self._packed_state(self._packed())
+            return LiveBlock(state.version, state.content, state.packed)
 
         # A process that stays needs no copy in its node's memory, and one without a state yet has none to lose.
-        in_place = progress_channel.process_survives_round() and self._outlives_round and not self._live.captured
+        in_place = progress_channel.process_survives_round() and self._survives_rounds and not self._live.captured
 
         def receive_live(header: BlockHeader, receive: Receive) -> Loaded:
             return receive_into(self._objects, header, receive, self._live.invalidate)
 
         def copy_live() -> int:
             synchronize_device()
-            return self._write_copy(self._packed())
+            return self._writer.write(self._packed_state(self._packed()))
 
         loaded = transfer_state(
             transfer,
@@ -352,10 +353,10 @@ class State:
             path=self.path,
         )
         if loaded is not None:
-            self._load(loaded, transfer.version, mine, same)
+            self._load(loaded, transfer.version, own, same)
         self._copies.release()
 
-    def _load(self, loaded: Loaded, version: Version, mine: Offer, same: list[bool | None]) -> None:
+    def _load(self, loaded: Loaded, version: Version, own: AvailableStates, same: list[bool | None]) -> None:
         """Load a block into the objects and values, and set the random states."""
         content, tree = loaded
         survived = self._live.captured
@@ -368,93 +369,16 @@ class State:
         if survived:
             self._live.drop_gradients()
         if self._random is not None:
-            self._random.set_for(version, mine.random, content.get("random"), same, finishes_step=finishes_step)
+            self._random.set_for(version, own.random, content.get("random"), same, finishes_step=finishes_step)
 
     def _set_values(self, values: dict[str, Any]) -> None:
         self._step = values["step"]
         own = {name: values[name] for name in self._values if name in values}
         self.__dict__.update(on_device_of(own, self.__dict__))
 
-    def _write_copy(self, packed: PackedTree) -> int:
-        """Write the state to memory, and return its descriptor."""
-        memory, start, finish = self._begin_copy(packed)
-        packed.write(memory, start)
-        return finish()
-
-    def _write_late(self, packed: PackedTree) -> None:
-        """Begin to write the state to memory; an optimizer's step waits for the end."""
-        late = LateTensors(packed, self._objects)
-        memory, start, finish = self._begin_copy(packed)
-        write_tensors(late.others, memory, start)
-        use_streams = own_streams(late.devices)
-        synchronize_device()  # before another stream reads what is queued
-
-        def copy() -> None:
-            use_streams()
-            late.write(memory, start)
-            finish()
-
-        self._background.start(copy)
-
-    def _begin_copy(self, packed: PackedTree) -> tuple[mmap.mmap, int, Callable[[], int]]:
-        """Return memory in which only the tensors are missing, where they begin, and what completes the copy."""
-        content = self._content(packed)
-        start = data_start(len(content))
-        header = BlockHeader(*self._version, len(content), start + packed.size)
-        memory, finish = self._copies.begin(header)
-        memory[HEADER_SIZE : HEADER_SIZE + len(content)] = content
-        return memory, start, finish
-
-    def _content(self, packed: PackedTree) -> bytes:
-        """Return the JSON of a block."""
+    def _packed_state(self, packed: PackedTree) -> PackedState:
+        """Return what a block of the state has to contain."""
         record = self._random.shared(self._live.random_states) if self._random is not None else None
         settings = {"path": self.path, "save_minutes": self._save_minutes, "random": record}
-        return json.dumps({**settings, "frozen": self._frozen.digests(), "tree": packed.json}).encode()
-
-
-def _checked_minutes(minutes: float | None, path: object) -> float | None:
-    if minutes is None:
-        return None
-    if not isinstance(minutes, (int, float)) or not 0 < minutes < math.inf:
-        raise ValueError(f"State(save_minutes={minutes!r}): write minutes above 0, or leave it out")
-    if path is None:
-        raise ValueError("State(save_minutes=...) needs the file to which to save: State(path=..., save_minutes=...)")
-    return float(minutes)
-
-
-_current: weakref.ref[State] | None = None
-"""The State that planned ends and the end of the process keep: the memory of a node has room for one."""
-
-
-def _make_current(state: State) -> None:
-    """Let planned ends commit this State, and no longer an earlier one of this process."""
-    global _current
-    earlier = _current() if _current is not None else None
-    if earlier is not None and earlier is not state:
-        earlier._background.settle()
-        earlier._live.stop_watching()
-    _current = weakref.ref(state)
-    state._live.watch()
-    progress_channel.at_process_end(_keep_current)
-    progress_channel.on_stop_once(_commit_current)
-
-
-def _commit_current() -> None:
-    state = _current() if _current is not None else None
-    if state is not None:
-        state._end_round()
-
-
-def _keep_current() -> None:
-    state = _current() if _current is not None else None
-    if state is not None:
-        state._keep_live()
-
-
-def checked_step(step: int) -> int:
-    """Return the step; TypeError or ValueError if it is no integer of 0 or more."""
-    if problem := "" if type(step) is int else refusal(step):
-        raise TypeError(f"State: step: {problem}")
-    if step < 0:
-        raise ValueError(f"State: step: {step} is negative")
-    return step
+        content = json.dumps({**settings, "frozen": self._frozen.digests(), "tree": packed.json}).encode()
+        return PackedState(self._version, content, packed)

@@ -13,8 +13,8 @@ from elasticjob.training.random_states import GENERATORS
 def restore_random_states(saved: Sequence[Any], seed: int, rank: int, version: Version) -> None:
     """Set this rank's generators; `saved`: the states of all ranks at that version, `seed`: theirs at first.
 
-    A rank that the world of the commit did not have gets the states of a generator that all had alike, as after equal
-    seeds, else a new seed. That depends on rank and version only, so that a repeated run has the same one.
+    A rank that the world of the commit did not have gets the states of a generator that was equal on all, as after
+    equal seeds, else a new seed. That depends on rank and version only, so that a repeated run has the same one.
     """
     if rank < len(saved):
         random_states.restore(random_states.from_plain(saved[rank]))

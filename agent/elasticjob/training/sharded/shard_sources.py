@@ -1,4 +1,4 @@
-"""Which shards the ranks of a new round take up, which rank sends them, and which rank holds a copy of which. Pure.
+"""Plan a restore: which rank loads which shard, which rank sends it, and which rank keeps its copy. Pure.
 
 A shard is what one rank holds of a sharded state, numbered by this rank in the world that committed it.
 """
@@ -31,7 +31,7 @@ NUMBERS = 4
 
 
 def parse_shards(numbers: Sequence[int]) -> list[StoredShard]:
-    """Return what one rank offers; NO_SHARD for each empty buffer."""
+    """Return what is in the buffers of one rank; NO_SHARD for each empty buffer."""
     groups = (numbers[i : i + NUMBERS] for i in range(0, len(numbers), NUMBERS))
     return [StoredShard((sequence, step), shard, shards) for sequence, step, shard, shards in groups]
 
@@ -44,35 +44,35 @@ class ShardPlace:
     buffer: int
 
 
-def newest_complete(offers: Sequence[Sequence[StoredShard]]) -> Version:
+def newest_complete(buffers_of_ranks: Sequence[Sequence[StoredShard]]) -> Version:
     """Return the newest version of which every shard is on some rank; NO_VERSION if there is none."""
     found: dict[tuple[Version, int], set[int]] = {}
-    for stored in _present(offers):
+    for stored in _present(buffers_of_ranks):
         found.setdefault((stored.version, stored.shards), set()).add(stored.shard)
     complete = (version for (version, shards), held in found.items() if held >= set(range(shards)))
     return max(complete, default=NO_VERSION)
 
 
-def shard_places(offers: Sequence[Sequence[StoredShard]], version: Version) -> list[list[ShardPlace]]:
+def shard_places(buffers_of_ranks: Sequence[Sequence[StoredShard]], version: Version) -> list[list[ShardPlace]]:
     """Return for each shard of a complete version where it is, in the order of the ranks."""
-    shards = max(stored.shards for stored in _present(offers) if stored.version == version)
+    shards = max(stored.shards for stored in _present(buffers_of_ranks) if stored.version == version)
     places: list[list[ShardPlace]] = [[] for _ in range(shards)]
-    for rank, buffers in enumerate(offers):
+    for rank, buffers in enumerate(buffers_of_ranks):
         for buffer, stored in enumerate(buffers):
             if stored.version == version:
                 places[stored.shard].append(ShardPlace(rank, buffer))
     return places
 
 
-def newest_sequence(offers: Sequence[Sequence[StoredShard]]) -> int:
+def newest_sequence(buffers_of_ranks: Sequence[Sequence[StoredShard]]) -> int:
     """Return the highest sequence number of any shard; 0 if there is none."""
-    return max((stored.version[0] for stored in _present(offers)), default=0)
+    return max((stored.version[0] for stored in _present(buffers_of_ranks)), default=0)
 
 
-def describe_lost(offers: Sequence[Sequence[StoredShard]]) -> str:
+def describe_lost(buffers_of_ranks: Sequence[Sequence[StoredShard]]) -> str:
     """Return which shards of the newest version are on no rank; empty if no rank has any shard."""
-    newest = max(_present(offers), key=lambda stored: stored.version, default=NO_SHARD)
-    held = {stored.shard for stored in _present(offers) if stored.version == newest.version}
+    newest = max(_present(buffers_of_ranks), key=lambda stored: stored.version, default=NO_SHARD)
+    held = {stored.shard for stored in _present(buffers_of_ranks) if stored.version == newest.version}
     lost = ", ".join(str(shard) for shard in range(newest.shards) if shard not in held)
     return f"shards {lost} of {newest.shards} of step {newest.version[1]} are in no node's memory" if lost else ""
 
@@ -107,5 +107,5 @@ def copy_holders(nodes: Sequence[int]) -> list[int]:
     return [ranks[following[node]][ranks[node].index(rank)] for rank, node in enumerate(nodes)]
 
 
-def _present(offers: Sequence[Sequence[StoredShard]]) -> Iterable[StoredShard]:
-    return (stored for buffers in offers for stored in buffers if stored.version != NO_VERSION)
+def _present(buffers_of_ranks: Sequence[Sequence[StoredShard]]) -> Iterable[StoredShard]:
+    return (stored for buffers in buffers_of_ranks for stored in buffers if stored.version != NO_VERSION)

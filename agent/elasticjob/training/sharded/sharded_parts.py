@@ -100,7 +100,7 @@ class ShardedParts:
             for key in child._buffers
         }
 
-    def take_up(self, names: StateNames, tensors: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    def restore(self, names: StateNames, tensors: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
         """Set the optimizers to the loaded tensors and settings."""
         for optimizer_name, optimizer in self.optimizers.items():
             kept = settings[optimizer_name]

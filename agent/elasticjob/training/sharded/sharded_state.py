@@ -24,7 +24,7 @@ from elasticjob._runtime.contract.snapshot_format.state_block import (
 from elasticjob._runtime.contract.snapshot_format.state_sources import NO_VERSION, Version
 from elasticjob.training import progress_channel, random_states
 from elasticjob.training.devices import synchronize_device
-from elasticjob.training.replicated.state import checked_step
+from elasticjob.training.replicated.state_arguments import checked_step
 from elasticjob.training.sharded import shard_sources
 from elasticjob.training.sharded.shard_copies import ShardCopier
 from elasticjob.training.sharded.shard_group import ShardGroup
@@ -126,13 +126,13 @@ class ShardedState:
         node = int(os.environ.get("GROUP_RANK", "0"))
         gathered = group.gather_numbers([node, *stored])
         holders = shard_sources.copy_holders([row[0] for row in gathered])
-        offers = [shard_sources.parse_shards(row[1:]) for row in gathered]
-        version = shard_sources.newest_complete(offers)
+        buffers = [shard_sources.parse_shards(row[1:]) for row in gathered]
+        version = shard_sources.newest_complete(buffers)
         if version != NO_VERSION:
-            self._take_up(group, version, shard_sources.shard_places(offers, version))
-        elif (lost := shard_sources.describe_lost(offers)) and group.rank == 0:
+            self._restore(group, version, shard_sources.shard_places(buffers, version))
+        elif (lost := shard_sources.describe_lost(buffers)) and group.rank == 0:
             log.warning("training does not continue from memory: %s", lost)
-        self._sequence.adopt(shard_sources.newest_sequence(offers))
+        self._sequence.adopt(shard_sources.newest_sequence(buffers))
         self._copier = _begin_copies(ShardCopier(group, holders, self._peers, version))
         self.commit()  # in the layout of this world, so that the loss of another node is covered again
         progress_channel.report_begin(self.step)
@@ -210,7 +210,7 @@ class ShardedState:
         """Return what is in this rank's buffers."""
         return [_stored_shard(descriptor) for descriptor in self._descriptors]
 
-    def _take_up(self, group: ShardGroup, version: Version, places: Any) -> None:
+    def _restore(self, group: ShardGroup, version: Version, places: Any) -> None:
         """Load a version from the memory of all ranks."""
         reader = ShardReader(group, self._descriptors, places)
         content = reader.content
@@ -223,7 +223,7 @@ class ShardedState:
             reader.load({**tensors, **{n: torch.frombuffer(b, dtype=torch.uint8) for n, b in plain.items()}})
         tree = unpack_tree(content["tree"], plain.get(PLAIN_TENSORS), 0)
         values = tree["values"]
-        self._parts.take_up(names, tensors, values)
+        self._parts.restore(names, tensors, values)
         for name, part in self._objects.items():
             restore_part(part, tree["objects"][name])
         self._step = values["step"]

@@ -1,4 +1,4 @@
-"""Which state all ranks take up at the start of a round, and which rank sends it. Pure."""
+"""Plan a restore at the start of a round: which state all ranks load, and which rank sends it. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NO_VERSION: Version = ABSENT.version
 
 
 @dataclass(frozen=True)
-class Offer:
+class AvailableStates:
     """What one rank has. The lists of numbers that ranks exchange have the order of the fields."""
 
     live: Version = NO_VERSION
@@ -33,13 +33,13 @@ class Offer:
     """A number for each generator, equal for equal random states; 0: unknown."""
 
     def numbers(self) -> list[int]:
-        """Return the offer as 64-bit integers."""
+        """Return the fields as 64-bit integers."""
         blocks = (n for b in (self.memory, self.file) for n in (b.sequence, b.step, b.json_size, b.size))
         return [*self.live, *blocks, int(self.half_changed), self.reached, *self.random, *self.digests]
 
     @classmethod
-    def parse(cls, numbers: Sequence[int]) -> Offer:
-        """Return the offer that `numbers` returned."""
+    def parse(cls, numbers: Sequence[int]) -> AvailableStates:
+        """Return what `numbers` was called on."""
         n = tuple(numbers)
         return cls(
             (n[0], n[1]), BlockHeader(*n[2:6]), BlockHeader(*n[6:10]), bool(n[10]), n[11], (n[12], n[13]), tuple(n[14:])
@@ -60,7 +60,7 @@ class Source(Enum):
 
 @dataclass(frozen=True)
 class Transfer:
-    """The state that all ranks take up, and how those that lack it get it."""
+    """The state that all ranks restore, and how those that lack it get it."""
 
     version: Version
     sender: int | None
@@ -73,20 +73,20 @@ class Transfer:
     and none of them may survive the loss of a receiver (gloo loses operations that are under way)."""
 
 
-def choose(offers: Sequence[Offer]) -> Transfer | None:
-    """Return how all ranks get the newest state; None if no rank has any. `offers` are in the order of the ranks.
+def choose_transfer(available: Sequence[AvailableStates]) -> Transfer | None:
+    """Return how all ranks get the newest state; None if no rank has any. `available` is in the order of the ranks.
 
     The newest version of all ranks and sources counts. A rank that has it, live or in the memory of its node, loads
     nothing from others.
     """
-    version = max(v for offer in offers for v in (offer.live, offer.memory.version, offer.file.version))
+    version = max(v for states in available for v in (states.live, states.memory.version, states.file.version))
     if version == NO_VERSION:
         return None
-    receivers = [rank for rank, offer in enumerate(offers) if not offer.has(version)]
+    receivers = [rank for rank, states in enumerate(available) if not states.has(version)]
     if not receivers:
         return Transfer(version, None, Source.MEMORY)
     for source in Source:
-        senders = [rank for rank, offer in enumerate(offers) if _version(offer, source) == version]
+        senders = [rank for rank, states in enumerate(available) if _version(states, source) == version]
         if source is Source.FILE:
             del senders[1:]  # one rank reads the storage
         if senders:
@@ -94,25 +94,25 @@ def choose(offers: Sequence[Offer]) -> Transfer | None:
             pairs = tuple(zip(senders, others, strict=False)) if len(others) <= len(senders) else ()
             copies_first = source is Source.LIVE and (not pairs or len(pairs) == len(senders))
             return Transfer(version, senders[0], source, pairs, copies_first)
-    raise AssertionError("the newest version is in no offer")
+    raise AssertionError("no rank has the newest version")
 
 
-def lost_steps(offers: Sequence[Offer], transfer: Transfer) -> int:
-    """Return how many steps the ranks had counted beyond the state that they take up; 0 if none is lost."""
-    return max(0, *(offer.reached - transfer.version[1] for offer in offers))
+def lost_steps(available: Sequence[AvailableStates], transfer: Transfer) -> int:
+    """Return how many steps the ranks had counted beyond the state that they restore; 0 if none is lost."""
+    return max(0, *(states.reached - transfer.version[1] for states in available))
 
 
-def alike(offers: Sequence[Offer], version: Version) -> list[bool | None]:
+def equal_generators(available: Sequence[AvailableStates], version: Version) -> list[bool | None]:
     """Return for each generator whether all ranks that know its state for this version have the same one.
 
     None: fewer than two ranks know it.
     """
-    known = [offer.digests for offer in offers if offer.random == version]
-    states = [[digest for digest in column if digest] for column in zip(*known, strict=True)]
-    found = [len(set(column)) == 1 if len(column) > 1 else None for column in states]
-    return found or [None] * len(offers[0].digests)
+    known = [states.digests for states in available if states.random == version]
+    columns = [[digest for digest in column if digest] for column in zip(*known, strict=True)]
+    found = [len(set(column)) == 1 if len(column) > 1 else None for column in columns]
+    return found or [None] * len(available[0].digests)
 
 
-def _version(offer: Offer, source: Source) -> Version:
-    versions = {Source.MEMORY: offer.memory.version, Source.LIVE: offer.live, Source.FILE: offer.file.version}
+def _version(states: AvailableStates, source: Source) -> Version:
+    versions = {Source.MEMORY: states.memory.version, Source.LIVE: states.live, Source.FILE: states.file.version}
     return versions[source]
