@@ -55,10 +55,10 @@ log = logging.getLogger(__name__)
 
 CLEANUP_TIMEOUT = 10.0
 """Seconds after the workers' end in which helpers may remove what the workers left in shared memory. They end by
-themselves once the workers have; one that has just been started on a busy machine takes seconds to get there."""
+themselves once the workers have; one that has just been started on a busy node takes seconds to get there."""
 LOAD_TIMEOUT = 1.0
 """Seconds after which a process is killed although its program is not loaded. It may be a helper that removes what is
-in shared memory; those run the workers' own Python, which is in memory, and take 30 ms on a busy machine."""
+in shared memory; those run the workers' own Python, which is in memory, and take 30 ms on a busy node."""
 END_GROUPS_TIMEOUT = 10.0
 """Seconds from the end of the grace in which a worker that has left its function may end its process groups. The abort
 of many nccl groups and the end of large objects take seconds. A function that goes on does not get this time."""
