@@ -35,7 +35,7 @@ EXPLORER = (
     "tests/model/test_rounds_batched.py",
     "tests/model/test_rounds_partition.py",
     "tests/model/test_standby_store.py",
-    "tests/model/test_machine_ends.py",
+    "tests/model/test_node_ends.py",
     "tests/model/operator/test_operator_explored.py",
     "-k", "not is_found",
 )  # fmt: skip

@@ -50,7 +50,7 @@ def knows_a_later_end(world: World) -> list[Agent]:
 
 
 @pytest.mark.parametrize("standby", [False, True], ids=["one store", "a standby store"])
-def test_walks_with_machines_that_end(standby: bool, deep: bool) -> None:
+def test_walks_with_nodes_that_end(standby: bool, deep: bool) -> None:
     informed = 0
     for seed in range(DEEP_SEEDS if deep else SEEDS):
         random, world = Random(seed), with_standby() if standby else settle(begin(spares=seed % 2))
@@ -75,5 +75,5 @@ def test_walks_with_machines_that_end(standby: bool, deep: bool) -> None:
 
 
 @pytest.mark.parametrize("kinds", [("spot",), ("spot", "blip"), ("spot", "restart-store")], ids="+".join)
-def test_interleavings_around_a_machine_that_ends(kinds: tuple[str, ...], deep: bool) -> None:
+def test_interleavings_around_a_node_that_ends(kinds: tuple[str, ...], deep: bool) -> None:
     assert not explore(running(), kinds, len(kinds), DEEP_STATES if deep else STATES)
