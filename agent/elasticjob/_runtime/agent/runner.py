@@ -157,7 +157,13 @@ class Agent:
         """Create the parts of the agent; then connect to the coordinator, and make ready what workers need."""
         if self._config.options_note and self._config.index == 0:  # the same on every node
             log.info("%s", self._config.options_note)
-        self._create_workers(scratch)
+        env = node_env(self._config.env, self._config.local_world_size, CODE_ROOT, self._config.backend)
+        self._status_requests = StatusRequests(
+            scratch, self._rank_0_round, lambda: self._monitors.start_training_reports()
+        )
+        if self._config.backend is Backend.ELASTICJOB:
+            env |= await self._status_requests.start(env)
+        self._create_workers(scratch, env)
         self._create_executor()
         self._state = AgentState(
             announcement=self._config.announcement(await self._start_store()),
@@ -169,7 +175,7 @@ class Agent:
         self._endpoint = await health_endpoint.serve_health(
             self._config.env,
             lambda: telemetry.health(self._counts, self._state, self._loop.time()),
-            lambda: telemetry.metrics(self._counts, self._state, self._loop.time()),
+            lambda: telemetry.metrics(self._counts, self._state, self._loop.time()) + self._status_requests.metrics(),
         )
         self._node = CoordinatorClient(
             lambda: self._dial(self._config.host, self._config.port),
@@ -188,11 +194,10 @@ class Agent:
         self._spawn(self._connect())
         self._spawn(self._prepare())
 
-    def _create_workers(self, scratch: Path) -> None:
+    def _create_workers(self, scratch: Path, env: Mapping[str, str]) -> None:
         config = self._config
         log_read, self._fork_server_output = os.pipe()
         self._fork_server_log = WorkerPipe(log_read, "[fork-server]: ", self._stderr)
-        env = node_env(config.env, config.local_world_size, CODE_ROOT, config.backend)
         self._launcher = Launcher(
             self._command, env, config.preload, self._fork_server_output, config.processes, scratch,
             config.torchrun_workers, child_setup(self._open_files),
@@ -207,7 +212,7 @@ class Agent:
         self._deadlines = WorkerDeadlines(self._loop.time, workers.progress.set_deadline)
         self._monitors = RoundMonitors(
             workers,
-            workers.progress.training,
+            lambda: workers.progress.training() or self._status_requests.training(),
             processes=config.processes,
             step_time_window=config.step_time_window,
             state=lambda: self._state,
@@ -361,6 +366,11 @@ class Agent:
         log.info("rank %d has received the training state from another rank: %s%s", received.rank, speed, interface)
         self._node.send(received)
 
+    def _rank_0_round(self) -> RoundId | None:
+        """Return the present round if rank 0 is on this node."""
+        start = self._state.assignment
+        return start.round if start is not None and start.rank == 0 else None
+
     def _is_first_node(self) -> bool:
         return self._state.assignment is not None and self._state.assignment.group_rank == 0
 
@@ -390,6 +400,7 @@ class Agent:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._launcher.close()
+        self._status_requests.close()
         if self._endpoint is not None:
             self._endpoint.close()
         self._workers.progress.close()

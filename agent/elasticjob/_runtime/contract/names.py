@@ -127,6 +127,8 @@ class Env:
     """The agent's folder of shims; unset without them."""
     DETECT_HANGS = "ELASTICJOB_DETECT_HANGS"
     """1 if the job has a hangPolicy: each worker reports the steps of its optimizers, and can dump its stacks."""
+    STOP_TRAINERS = "ELASTICJOB_STOP_TRAINERS"
+    """0: Python below workers leaves the trainers of frameworks as they are. Else they save and stop at one step."""
     SET_BY_USER = "ELASTICJOB_SET_BY_USER"
     """Comma-separated names of variables that the user has set, of those for which the agent has a default."""
     # Store

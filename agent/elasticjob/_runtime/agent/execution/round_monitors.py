@@ -69,6 +69,10 @@ class RoundMonitors:
         if start is not None and start.rank == 0:
             self._training.start()
 
+    def start_training_reports(self) -> None:
+        """Send what the script reports of its training, from now on until the round ends."""
+        self._training.start()
+
     def send_training_now(self) -> None:
         """Send what the script has reported. Call it before the message that ends the round: later ones are dropped."""
         self._training.send_now()

@@ -25,8 +25,15 @@ PATCHES = {
     "deepspeed.launcher.launch": ("other_launchers.replace_deepspeed_node",),
     "composer.cli.launcher": ("other_launchers.replace_composer",),
     "nvidia_resiliency_ext.fault_tolerance.launcher": ("other_launchers.refuse_ft_launcher",),
+    "transformers.trainer": ("trainers.extend_trainer",),
+    "lightning.pytorch.trainer.connectors.accelerator_connector": ("lightning_world.follow_round",),
+    "pytorch_lightning.trainer.connectors.accelerator_connector": ("lightning_world.follow_round",),
+    "lightning.fabric.connector": ("lightning_world.follow_round",),
+    "lightning_fabric.connector": ("lightning_world.follow_round",),
+    "lightning.fabric.plugins.environments.torchelastic": ("lightning_world.fail_at_once",),
+    "lightning_fabric.plugins.environments.torchelastic": ("lightning_world.fail_at_once",),
 }
-"""The functions of this folder's modules that patch a module of torch, or of a launcher."""
+"""The functions of this folder\'s modules that patch a module of torch, of a launcher or of a framework."""
 PACKAGE = "_elasticjob_in_workers"
 """The name of this folder as a package, which no program has."""
 _PATCHED = "_elasticjob_patched"

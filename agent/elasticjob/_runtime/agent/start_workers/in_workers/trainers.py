@@ -1,0 +1,56 @@
+"""A training framework stops at one step, saves and goes on, in a script that does nothing for it.
+
+What is done is in `elasticjob.frameworks`: here it is called when a trainer is made, if this is the agent's package.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
+
+STOP_TRAINERS = "ELASTICJOB_STOP_TRAINERS"
+"""0: the job does not want it."""
+_ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 5))  # noqa: PTH100, PTH118, PTH120
+"""The folder of the agent's code."""
+
+
+def extend_trainer(module: ModuleType) -> None:
+    """Let each Trainer of transformers have `plain_trainer`'s callback, and begin where this job has stopped."""
+    trainer = getattr(module, "Trainer", None)
+    if trainer is None or os.environ.get(STOP_TRAINERS) == "0":
+        return
+    init, train = trainer.__init__, trainer.train
+
+    @functools.wraps(init)
+    def extended_init(self: Any, *args: Any, **named: Any) -> None:
+        init(self, *args, **named)
+        if (found := _framework("plain_trainer")) is not None:
+            found.add_callback(self)
+
+    @functools.wraps(train)
+    def extended_train(self: Any, resume_from_checkpoint: Any = None, *args: Any, **named: Any) -> Any:
+        if not resume_from_checkpoint and (found := _framework("plain_trainer")) is not None:
+            resume_from_checkpoint = found.checkpoint_of_job(self) or resume_from_checkpoint
+        return train(self, resume_from_checkpoint, *args, **named)
+
+    trainer.__init__, trainer.train = extended_init, extended_train
+
+
+@functools.cache
+def _framework(name: str) -> Any:
+    """Return a module of elasticjob.frameworks; None if the program has another elasticjob, or lacks what it needs."""
+    try:
+        package = importlib.import_module("elasticjob")
+        if os.path.dirname(os.path.abspath(str(package.__file__))) != os.path.join(_ROOT, "elasticjob"):  # noqa: PTH100, PTH118, PTH120
+            return None
+        return importlib.import_module(f"elasticjob.frameworks.{name}")
+    except ImportError as error:
+        print(f"[elasticjob] the training does not stop at one step on all ranks: {error}", file=sys.stderr)
+        return None
