@@ -154,3 +154,39 @@ def test_a_script_knows_the_time_that_a_drain_leaves_it(tmp_path: Path, monkeypa
         seconds = {match[1]: float(match[2]) for match in found}
     assert 10 < seconds["1"] <= 20, "what the pod of the drained node has"
     assert 30 < seconds["0"] <= 50, "what the planned end leaves the other node"
+
+
+READS_TO_SAVE = """
+import os, signal, sys
+from torch.utils.data import DataLoader
+
+asked = []
+signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+
+def endless():
+    loader = DataLoader(range(64), num_workers=2, persistent_workers=sys.argv[1] == "persistent")
+    while True:
+        yield from loader
+
+batches = endless()
+next(batches)
+print("began agent", os.getppid(), flush=True)
+while not asked:
+    next(batches)
+for _ in range(200):
+    next(batches)
+print("saved", flush=True)
+"""
+"""Reads batches after SIGTERM too: it saves at the end of its epoch."""
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("workers", ["persistent", "new in each epoch"])
+def test_workers_of_a_data_loader_go_on_until_the_script_has_saved(tmp_path: Path, workers: str) -> None:
+    job = manifest([*script(tmp_path, READS_TO_SAVE), workers])
+    with LocalRun(job, tmp_path) as run:
+        agent = int(run.wait_for(r"began agent (\d+)", 120)[1])
+        os.kill(agent, signal.SIGTERM)
+        run.wait_for("saved", 60)
+    assert "killed by signal" not in run.text
+    assert "exited unexpectedly" not in run.text

@@ -25,7 +25,7 @@ def save_on_stop(save: Callable[[], object]) -> None:
 
 def uses_elasticjob() -> bool:
     """Return whether the script has imported elasticjob or something of it into a module, or registered a callback."""
-    if progress_channel.callbacks() > len(_registered):
+    if len(progress_channel.channel.callbacks) > len(_registered):
         return True
     modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] not in _NOT_THE_SCRIPT]
     modules.append(sys.modules["__main__"])

@@ -73,14 +73,55 @@ def signal_group(leader: int, number: signal.Signals) -> None:
     """Signal a process group. If the leader has no group of its own yet, signal only the leader.
 
     The leader must be a child that has not been reaped. A fork of the fork server is a child of the agent for a moment
-    before it leads its group.
+    before it leads its group. A signal other than SIGKILL does not go to the helpers of a program that handles it, such
+    as the workers of a data loader: the program may need them until it has saved.
     """
+    if number is not signal.SIGKILL and (helpers := _helpers_in(leader, number)):
+        for pid in _group(leader) - helpers:
+            signal_one(pid, number)
+        return
     try:
         os.killpg(leader, number)
     except ProcessLookupError:
         signal_one(leader, number)
     except PermissionError:
         pass
+
+
+def _group(leader: int) -> set[int]:
+    """Return the processes below this one that are in a process group."""
+    found = set()
+    for pid in descendants(os.getpid()):
+        with suppress(ProcessLookupError):
+            if os.getpgid(pid) == leader:
+                found.add(pid)
+    return found
+
+
+def _helpers_in(leader: int, number: signal.Signals) -> set[int]:
+    """Return the processes of a group that are forks of a parent which handles the signal, or multiprocessing's.
+
+    Other children get the signal: a shell that has a trap may wait for them.
+    """
+    helpers = set()
+    for parent in _group(leader):
+        if not _handles(parent, number):
+            continue
+        command = _command_line(parent)
+        for child in _children(parent):
+            own = _command_line(child)
+            if own == command or any(b"multiprocessing" in word for word in own):
+                helpers.add(child)
+    return helpers
+
+
+def _handles(pid: int, number: signal.Signals) -> bool:
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
+    except OSError:
+        return False
+    mask = int(status.partition("\nSigCgt:")[2].split()[0], 16)
+    return bool(mask >> (number - 1) & 1)
 
 
 def descendants(root: int, *, without: Iterable[int] = ()) -> set[int]:

@@ -11,7 +11,7 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from elasticjob._runtime.agent.processes import become_subreaper, child_setup, d
 from elasticjob._runtime.agent.reporting import health_endpoint, telemetry
 from elasticjob._runtime.agent.reporting.agent_log import logging_to
 from elasticjob._runtime.agent.reporting.state_saver import StateSaver
+from elasticjob._runtime.agent.reporting.status_requests import StatusRequests
 from elasticjob._runtime.agent.reporting.worker_output import OutputSink, WorkerPipe
 from elasticjob._runtime.agent.round_stores import RoundStores, admit_workers
 from elasticjob._runtime.agent.start_workers.command import UserCommand
@@ -57,7 +58,7 @@ from elasticjob._runtime.contract.messages import (
     StateReceived,
     WorkersStopped,
 )
-from elasticjob._runtime.contract.names import ExitCode
+from elasticjob._runtime.contract.names import Backend, ExitCode, RoundId
 from elasticjob._runtime.contract.text import describe_speed
 from elasticjob._runtime.control_link.link import ControlLink, LinkRole, connect
 from elasticjob._runtime.control_link.node_client import CoordinatorClient, NoCoordinatorError
