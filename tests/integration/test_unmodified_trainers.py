@@ -118,3 +118,15 @@ def test_another_number_of_devices_than_workers_fails_the_job_at_once(tmp_path: 
         assert run.exit_code(START) != 0, run.text
     assert "set spec.nprocPerNode: 3" in run.text, run.text
     assert "0 restarts" in run.text, run.text
+
+
+def test_a_trainer_stays_as_it_is_if_the_job_wants_that(tmp_path: Path) -> None:
+    shows = "print([type(callback).__name__ for callback in trainer.callback_handler.callbacks])"
+    script = TRAINER.replace("max_steps=100000", "max_steps=3") + shows
+    for name, shown in (("Auto", True), ("None", False)):
+        folder = tmp_path / name
+        folder.mkdir()
+        with LocalRun(trains(folder, script, {}, trainerIntegration=name), folder) as run:
+            assert run.exit_code(START) == 0, run.text
+        assert ("SavingStop" in run.text) is shown, run.text
+        assert ("KubeflowCallback" in run.text) is shown, run.text

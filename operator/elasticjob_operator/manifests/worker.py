@@ -160,6 +160,7 @@ def _agent_env(job: Job, spec: JobSpec, index: int, incarnation: int, more: dict
         Env.GRACEFUL_SHUTDOWN_SECONDS: spec.planned_end,
         Env.POD_GRACE_SECONDS: spec.termination_grace - LEAVE_SECONDS,
         Env.JOIN_TIMEOUT_SECONDS: spec.join_timeout,
+        Env.TRAINER_INTEGRATION: spec.trainer_integration.value,
         Env.KEEP_ALIVE: f"{spec.keep_alive_interval}x{spec.keep_alive_attempts}",
     }
     return [

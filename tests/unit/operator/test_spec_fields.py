@@ -11,7 +11,7 @@ import yaml
 
 from elasticjob._runtime.contract.failures.failure_rules import parse_rules
 from elasticjob._runtime.contract.messages import HangAction, RestartStrategy, RoundSettings, SuccessPolicy
-from elasticjob._runtime.contract.names import Backend
+from elasticjob._runtime.contract.names import Backend, TrainerIntegration
 from elasticjob_operator.model.job.spec import CleanPods, GangProvider, JobSpec, Placement, PodReplacement, parse_spec
 from elasticjob_operator.model.observed import parse_job
 from support.operator_build import raw_job
@@ -46,6 +46,7 @@ FIELDS: list[tuple[str, Any, str, Any]] = [
     ("rendezvous.store.tolerations", TOLERATIONS, "store.tolerations", tuple(TOLERATIONS)),
     ("preload", ["numpy"], "preload", ("numpy",)),
     ("stopGraceSeconds", 17, "stop_grace", 17),
+    ("trainerIntegration", "None", "trainer_integration", TrainerIntegration.NONE),
     ("failurePolicy.maxRestarts", 18, "max_restarts", 18),
     ("failurePolicy.restartWindowSeconds", 19, "restart_window", 19),
     ("failurePolicy.backoffSeconds", 20, "backoff", 20),

@@ -58,7 +58,7 @@ from elasticjob._runtime.contract.messages import (
     StateReceived,
     WorkersStopped,
 )
-from elasticjob._runtime.contract.names import Backend, ExitCode, RoundId
+from elasticjob._runtime.contract.names import Backend, Env, ExitCode, RoundId, TrainerIntegration
 from elasticjob._runtime.contract.text import describe_speed
 from elasticjob._runtime.control_link.link import ControlLink, LinkRole, connect
 from elasticjob._runtime.control_link.node_client import CoordinatorClient, NoCoordinatorError
@@ -162,7 +162,8 @@ class Agent:
         self._status_requests = StatusRequests(
             scratch, self._rank_0_round, lambda: self._monitors.start_training_reports()
         )
-        if self._config.backend is Backend.ELASTICJOB:
+        wanted = env.get(Env.TRAINER_INTEGRATION) != TrainerIntegration.NONE.value
+        if wanted and self._config.backend is Backend.ELASTICJOB:
             env |= await self._status_requests.start(env)
         self._create_workers(scratch, env)
         self._create_executor()

@@ -36,6 +36,14 @@ class Role(str, Enum):
     STORE = "store"
 
 
+class TrainerIntegration(str, Enum):
+    """What is added to the trainers of frameworks in scripts that do not use elasticjob (`spec.trainerIntegration`)."""
+
+    AUTO = "Auto"
+    """The status shows their progress; they save and stop at the same step on all ranks, and go on from there."""
+    NONE = "None"
+
+
 class Backend(str, Enum):
     """Values of `spec.rendezvous.backend`: the program that starts the workers and assigns their ranks."""
 
@@ -127,8 +135,8 @@ class Env:
     """The agent's folder of shims; unset without them."""
     DETECT_HANGS = "ELASTICJOB_DETECT_HANGS"
     """1 if the job has a hangPolicy: each worker reports the steps of its optimizers, and can dump its stacks."""
-    STOP_TRAINERS = "ELASTICJOB_STOP_TRAINERS"
-    """0: Python below workers leaves the trainers of frameworks as they are. Else they save and stop at one step."""
+    TRAINER_INTEGRATION = "ELASTICJOB_TRAINER_INTEGRATION"
+    """A `TrainerIntegration`, for the agent and for Python below workers; `Auto` if unset."""
     SET_BY_USER = "ELASTICJOB_SET_BY_USER"
     """Comma-separated names of variables that the user has set, of those for which the agent has a default."""
     # Store

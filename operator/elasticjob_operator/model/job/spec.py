@@ -21,7 +21,7 @@ from elasticjob._runtime.contract.messages import (
     SuccessPolicy,
     allowed_size,
 )
-from elasticjob._runtime.contract.names import DEFAULT_PORT, Backend
+from elasticjob._runtime.contract.names import DEFAULT_PORT, Backend, TrainerIntegration
 from elasticjob_operator.model.cluster.raw import Raw, at, integer, mapping, objects, sequence, text
 from elasticjob_operator.model.job.store_spec import StoreSpec, read_store
 
@@ -103,6 +103,7 @@ class JobSpec:
     """Number of NVIDIA GPUs that the trainer requests."""
     preload: tuple[str, ...] = DEFAULT_PRELOAD
     stop_grace: int = 1
+    trainer_integration: TrainerIntegration = TrainerIntegration.AUTO
     graceful_shutdown: int | None = None
     """Limit of a planned end of a round; None: what the template's terminationGracePeriodSeconds leaves."""
     faulty_scale_down: int = 300
@@ -232,6 +233,7 @@ def read_spec(raw: Raw) -> tuple[JobSpec, str]:
         store=read_store(mapping(rendezvous, "store"), template),
         preload=tuple(str(m) for m in preload) if isinstance(preload, list) else DEFAULT_PRELOAD,
         stop_grace=integer(raw, "stopGraceSeconds", default=JobSpec.stop_grace),
+        trainer_integration=_choice(text(raw, "trainerIntegration"), TrainerIntegration.AUTO),
         graceful_shutdown=_graceful_shutdown(mapping(raw, "elasticPolicy")),
         faulty_scale_down=max(
             0, integer(raw, "elasticPolicy", "faultyScaleDownSeconds", default=JobSpec.faulty_scale_down)

@@ -14,7 +14,7 @@ from elasticjob._runtime.contract.commands.torchrun_command import CommandError
 from elasticjob._runtime.contract.commands.worker_count import WorkerCount, count_workers, requested_devices
 from elasticjob._runtime.contract.failures.failure_rules import parse_rules
 from elasticjob._runtime.contract.messages import HangAction, RoundSettings, SuccessPolicy, allowed_size
-from elasticjob._runtime.contract.names import GROUP, KIND, VERSION, WORKER_ROLE, Backend
+from elasticjob._runtime.contract.names import GROUP, KIND, VERSION, WORKER_ROLE, Backend, TrainerIntegration
 from elasticjob._runtime.local.manifest.job_schema import find_problems
 from elasticjob._runtime.local.manifest.manifest_yaml import ManifestYamlError, read_yaml_documents
 
@@ -49,6 +49,7 @@ class LocalJob:
     gpus: int = 0
     nproc_is_default: bool = False
     """Whether the manifest leaves the number of workers open (`WorkerCount.is_default`)."""
+    trainer_integration: TrainerIntegration = TrainerIntegration.AUTO
 
 
 def load_manifest(path: str) -> Any:
@@ -103,6 +104,7 @@ def parse_local_job(raw: Any, *, nodes: int | None = None) -> LocalJob:
         env=env,
         working_dir=directory.text() if directory.present else None,
         gpus=_gpus(container),
+        trainer_integration=spec.get("trainerIntegration").choice(TrainerIntegration.AUTO),
     )
 
 

@@ -79,6 +79,7 @@ class RunEnvironment:
             Env.PRELOAD: ",".join(job.preload),
             Env.STOP_GRACE_SECONDS: str(job.settings.stop_grace),
             Env.GRACEFUL_SHUTDOWN_SECONDS: str(job.settings.graceful_shutdown),
+            Env.TRAINER_INTEGRATION: job.trainer_integration.value,
             Env.JOIN_TIMEOUT_SECONDS: str(job.settings.join_timeout),
             Env.KEEP_ALIVE: f"{job.settings.keep_alive_interval:g}x{job.settings.keep_alive_max_attempts}",
             Env.TERMINATION_LOG: str(self._termination_log(pod)),

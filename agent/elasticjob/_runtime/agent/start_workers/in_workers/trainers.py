@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-STOP_TRAINERS = "ELASTICJOB_STOP_TRAINERS"
-"""0: the job does not want it."""
+TRAINER_INTEGRATION = "ELASTICJOB_TRAINER_INTEGRATION"
+"""None: the job does not want it."""
 _ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 5))  # noqa: PTH100, PTH118, PTH120
 """The folder of the agent's code."""
 
@@ -24,7 +24,7 @@ _ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 5
 def extend_trainer(module: ModuleType) -> None:
     """Let each Trainer of transformers have `plain_trainer`'s callback, and begin where this job has stopped."""
     trainer = getattr(module, "Trainer", None)
-    if trainer is None or os.environ.get(STOP_TRAINERS) == "0":
+    if trainer is None or os.environ.get(TRAINER_INTEGRATION) == "None":
         return
     init, train = trainer.__init__, trainer.train
 
