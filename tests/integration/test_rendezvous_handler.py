@@ -26,8 +26,10 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousSe
 from elasticjob._runtime.contract.messages import Standby  # noqa: E402
 from elasticjob._runtime.torchrun import create, stores  # noqa: E402
 from elasticjob._runtime.torchrun import handler as module  # noqa: E402
-from elasticjob._runtime.torchrun.create import create_handler, read_settings  # noqa: E402
+from elasticjob._runtime.torchrun.create import create_handler  # noqa: E402
+from elasticjob._runtime.torchrun.endpoint import StoreEndpoint  # noqa: E402
 from elasticjob._runtime.torchrun.handler import ElasticJobRendezvousHandler  # noqa: E402
+from elasticjob._runtime.torchrun.settings import read_settings  # noqa: E402
 
 Handler = ElasticJobRendezvousHandler
 
@@ -118,7 +120,7 @@ def test_settings_have_the_defaults_of_torch_and_can_be_given() -> None:
 def test_wrong_settings_are_refused(run_id: str, low: int, high: int, message: str) -> None:
     settings = RendezvousSettings(run_id, low, high, RendezvousTimeout(), timedelta(seconds=1), 3)
     with pytest.raises(ValueError, match=message):
-        Handler(settings, module.StoreEndpoint("localhost", 1, b"k", 1))
+        Handler(settings, StoreEndpoint("localhost", 1, b"k", 1))
 
 
 @pytest.mark.parametrize(
@@ -152,7 +154,7 @@ def test_a_node_is_identified_by_address_process_and_counter(nodes: Nodes) -> No
     handlers = list(nodes.pool.map(lambda _: create_handler(params(is_host=False)), range(16)))
     assert len({h._node.local_id for h in handlers}) == 16
     assert {(h._node.addr, h._node.pid) for h in handlers} == {("127.0.0.1", os.getpid())}
-    unnamed = Handler(read_settings(params()), module.StoreEndpoint("localhost", 1, b"k", 1))
+    unnamed = Handler(read_settings(params()), StoreEndpoint("localhost", 1, b"k", 1))
     assert unnamed._node.addr == socket.getfqdn()
 
 
@@ -186,7 +188,7 @@ def test_workers_do_not_share_the_agents_store_when_the_variable_disables_it(
     infos = nodes.join_all(one, two)
     ports = {i.bootstrap_store_info.master_port for i in infos}
     assert len(ports) == 1
-    assert ports.isdisjoint(one._stores.keys() | two._stores.keys())
+    assert ports.isdisjoint(one._stores.ports | two._stores.ports)
 
 
 def test_a_waiting_node_ends_the_round_of_the_others(nodes: Nodes) -> None:
@@ -238,7 +240,7 @@ def test_an_unreachable_store_of_a_round_ends_the_round(nodes: Nodes, monkeypatc
             raise api.RendezvousConnectionError("its node is down")
         return real(host, port, serve=serve, timeout=timeout)
 
-    monkeypatch.setattr(module, "tcp_store", fail_once)
+    monkeypatch.setattr(stores, "tcp_store", fail_once)
     joining = nodes.join(one, two)
     until(lambda: any(h.num_nodes_waiting() for h in (one, two)), "the round ends")
     leader = one if one.num_nodes_waiting() else two
@@ -271,7 +273,7 @@ def test_a_node_that_never_reaches_the_store_of_a_round_leaves_and_the_others_go
         cut_off.add(threading.get_ident())
         return handler.next_rendezvous()
 
-    monkeypatch.setattr(module, "tcp_store", unreachable)
+    monkeypatch.setattr(stores, "tcp_store", unreachable)
     stay = [nodes.pool.submit(join_until_stable, handler) for handler in handlers[:2]]
     until(lambda: all(h._session and h._session.messages_received for h in handlers[:2]), "two nodes are announced")
     with pytest.raises(api.RendezvousConnectionError, match="none of 3 rounds in a row, it leaves: no route to rank 0"):

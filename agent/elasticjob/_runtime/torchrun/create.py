@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 from torch.distributed.elastic.events import NodeState, construct_and_record_rdzv_event
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 from torch.distributed.elastic.rendezvous.api import RendezvousParameters
-from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousSettings, RendezvousTimeout
 
-from elasticjob._runtime.contract.messages import RoundSettings
 from elasticjob._runtime.torchrun import BACKEND
 from elasticjob._runtime.torchrun.backend import create_backend
-from elasticjob._runtime.torchrun.handler import ElasticJobRendezvousHandler, StoreEndpoint, check_settings
+from elasticjob._runtime.torchrun.endpoint import StoreEndpoint
+from elasticjob._runtime.torchrun.handler import ElasticJobRendezvousHandler
+from elasticjob._runtime.torchrun.settings import check_settings, hosted_round_settings, read_settings
 from elasticjob._runtime.torchrun.stores import host_store, node_key, parse_endpoint, parse_read_timeout
-
-_UNLIMITED = 2**31 - 1
-
 
 DYNAMIC = "dynamic"
 """The value of the option `handler` for torch's own handler."""
@@ -50,7 +46,7 @@ def _create_own_handler(params: RendezvousParameters, kind: str) -> ElasticJobRe
         settings = read_settings(params)
         check_settings(settings)
         host, port = parse_endpoint(params)
-        hosted = host_store(params, host, port, _round_settings(settings))
+        hosted = host_store(params, host, port, hosted_round_settings(settings))
         endpoint = StoreEndpoint(host, hosted.port if hosted else port, node_key(params), parse_read_timeout(params))
         return ElasticJobRendezvousHandler(settings, endpoint, params.local_addr, hosted)
     except Exception as error:
@@ -58,38 +54,3 @@ def _create_own_handler(params: RendezvousParameters, kind: str) -> ElasticJobRe
             run_id=params.run_id, message=f"{type(error).__name__}: {error}", node_state=NodeState.FAILED
         )
         raise
-
-
-def read_settings(params: RendezvousParameters) -> RendezvousSettings:
-    """Return torch's settings with torch's defaults, except for keep-alive.
-
-    The default keep-alive is 1 s x 3 instead of 5 s x 3: it is the kernel's TCP keep-alive and sends no messages.
-    """
-    return RendezvousSettings(
-        params.run_id,
-        params.min_nodes,
-        params.max_nodes,
-        RendezvousTimeout(
-            *(_seconds(params, f"{name}_timeout") for name in ("join", "last_call", "close", "heartbeat"))
-        ),
-        keep_alive_interval=_seconds(params, "keep_alive_interval") or timedelta(seconds=1),
-        keep_alive_max_attempt=params.get_as_int("keep_alive_max_attempt", 3),
-    )
-
-
-def _seconds(params: RendezvousParameters, name: str) -> timedelta | None:
-    seconds = params.get_as_int(name)
-    return None if seconds is None else timedelta(seconds=seconds)
-
-
-def _round_settings(settings: RendezvousSettings) -> RoundSettings:
-    """Return the settings of a coordinator hosted by this process. Restarts are unlimited: torchrun counts them."""
-    return RoundSettings(
-        min_nodes=settings.min_nodes,
-        max_nodes=settings.max_nodes,
-        target=settings.max_nodes,
-        max_restarts=_UNLIMITED,
-        last_call_timeout=settings.timeout.last_call.total_seconds(),
-        keep_alive_interval=settings.keep_alive_interval.total_seconds(),
-        keep_alive_max_attempts=settings.keep_alive_max_attempt,
-    )

@@ -16,10 +16,8 @@ import threading
 import time
 import weakref
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any
 
-from torch import distributed as dist
 from torch.distributed.elastic.events import NodeState, construct_and_record_rdzv_event
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousClosedError,
@@ -44,14 +42,15 @@ from elasticjob._runtime.contract.messages import (
     Termination,
 )
 from elasticjob._runtime.contract.names import Env
-from elasticjob._runtime.control_link.link import ControlLink, LinkRole, connect
+from elasticjob._runtime.control_link.link import ControlLink
 from elasticjob._runtime.control_link.node_client import NoCoordinatorError
-from elasticjob._runtime.system.ip_addresses import endpoint_text
 from elasticjob._runtime.system.keep_alive import KeepAlive
 from elasticjob._runtime.torchrun import BACKEND
 from elasticjob._runtime.torchrun.coordinator_query import NoAnswerError, ask_coordinator
+from elasticjob._runtime.torchrun.endpoint import NodeDesc, StoreEndpoint
 from elasticjob._runtime.torchrun.session import CoordinatorSession
-from elasticjob._runtime.torchrun.stores import HostedStore, tcp_store
+from elasticjob._runtime.torchrun.settings import check_settings
+from elasticjob._runtime.torchrun.stores import HostedStore, RoundStoresOfTorch
 
 log = logging.getLogger(__name__)
 
@@ -60,36 +59,6 @@ WITHDRAW_TIMEOUT = 5.0
 MAX_STORE_ATTEMPTS = 3
 """Rounds in a row whose store a node does not reach before it gives up. Each of them ends for all nodes."""
 _local_ids = itertools.count()
-
-
-@dataclass(frozen=True)
-class NodeDesc:
-    """The identity of a node. Handlers of one process differ by `local_id`."""
-
-    addr: str
-    pid: int
-    local_id: int
-
-    def __str__(self) -> str:
-        return f"{self.addr}_{self.pid}_{self.local_id}"
-
-
-@dataclass(frozen=True)
-class StoreEndpoint:
-    """The address of the coordinator and the key that a node must prove. `read_timeout` in seconds."""
-
-    host: str
-    port: int
-    key: bytes
-    read_timeout: int
-
-    def __str__(self) -> str:
-        return endpoint_text(self.host, self.port)
-
-    async def dial(self, run_id: str, keep_alive: KeepAlive) -> ControlLink:
-        return await connect(
-            self.host, self.port, role=LinkRole.NODE, key=self.key, run_id=run_id, keep_alive=keep_alive
-        )
 
 
 class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # torch has no types here
@@ -111,8 +80,7 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
         self._session: CoordinatorSession | None = None
         self._closed = ""
         """Why the rendezvous is closed, once this handler has learnt of it: it is never open again."""
-        self._stores: dict[int, Any] = {}
-        """Process-group stores that this node serves for the current round and the next one, by port."""
+        self._stores = RoundStoresOfTorch(self._node.addr, endpoint.read_timeout)
 
     @property
     def settings(self) -> RendezvousSettings:
@@ -154,7 +122,7 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
     def _join(self) -> tuple[StartRound, Any]:
         if self._session is None and self._closed:
             raise RendezvousClosedError(self._closed)
-        port, session = self._serve_next_store(), self._session
+        port, session = self._stores.serve_next(), self._session
         if session is None:
             session = self._open(port)
         else:
@@ -162,15 +130,15 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
         for attempt in itertools.count(1):
             start = self._wait_for_round(session)
             try:
-                store = self._store_of(start)
+                store = self._stores.store_of(start, self.get_run_id())
             except RendezvousConnectionError as error:
                 log.warning("round %s: %s", start.round, error)
                 if attempt == MAX_STORE_ATTEMPTS:
                     raise self._give_up(session, error) from error
-                session.leave_round(self._serve_next_store(), str(error))
+                session.leave_round(self._stores.serve_next(), str(error))
                 continue
             session.started(start)
-            self._stores = {p: s for p, s in self._stores.items() if p == start.master_port}
+            self._stores.keep_only(start.master_port)
             return start, store
         raise AssertionError
 
@@ -248,22 +216,6 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
 
     # ---- the store of a round --------------------------------------------------------------------------------------
 
-    def _serve_next_store(self) -> int:
-        """Start torch's TCPStore server for the next round and return its port.
-
-        Unlike our store, it needs no GIL while torchrun's threads wait in C++.
-        """
-        store = tcp_store(self._node.addr, 0, serve=True, timeout=self._endpoint.read_timeout)
-        self._stores[store.port] = store
-        return int(store.port)
-
-    def _store_of(self, start: StartRound) -> Any:
-        store = self._stores.get(start.master_port) if start.group_rank == 0 else None
-        if store is None:
-            store = tcp_store(start.master_addr, start.master_port, serve=False, timeout=self._endpoint.read_timeout)
-        # Workers use the same store, so torchrun's own keys get a prefix.
-        return dist.PrefixStore(f"torch.rendezvous.{self.get_run_id()}.{start.round}", store)
-
     def _bootstrap(self, start: StartRound, store: Any) -> RendezvousStoreInfo:
         if self.use_agent_store:
             return RendezvousStoreInfo(start.master_addr, start.master_port)
@@ -335,7 +287,7 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
             raise
         finally:
             self._end_session()
-            self._stores = {}
+            self._stores.clear()
             if self._hosted is not None:
                 self._hosted.close()
         return True
@@ -438,16 +390,3 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
             name=f"{type(self).__name__}.{caller}", run_id=self.get_run_id(), message=message, node_state=state,
             hostname=self._node.addr, pid=self._node.pid, local_id=self._node.local_id, rank=rank,
         )  # fmt: skip
-
-
-def check_settings(settings: RendezvousSettings) -> None:
-    """Raise ValueError, with torch's messages, if the settings are invalid."""
-    if not settings.run_id:
-        raise ValueError("The run id must be a non-empty string.")
-    if settings.min_nodes < 1:
-        raise ValueError(f"The minimum number of nodes ({settings.min_nodes}) must be greater than zero.")
-    if settings.max_nodes < settings.min_nodes:
-        raise ValueError(
-            f"The maximum number of nodes ({settings.max_nodes}) must be greater than or equal to the minimum number"
-            f" of nodes ({settings.min_nodes})."
-        )

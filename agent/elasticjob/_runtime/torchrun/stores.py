@@ -17,7 +17,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, 
 from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname, parse_rendezvous_endpoint
 
 from elasticjob._runtime.contract import codec
-from elasticjob._runtime.contract.messages import RoundSettings
+from elasticjob._runtime.contract.messages import RoundSettings, StartRound
 from elasticjob._runtime.contract.names import DEFAULT_PORT, Env, StoreClients
 from elasticjob._runtime.system.code_root import program
 from elasticjob._runtime.system.ip_addresses import endpoint_text
@@ -60,6 +60,46 @@ def _has_libuv() -> bool:
     except RuntimeError:
         return False
     return True
+
+
+class RoundStoresOfTorch:
+    """The process-group stores that this node serves, for the current round and for the next one.
+
+    They are torch's own servers. Unlike our store, they need no GIL while torchrun's threads wait in C++.
+    """
+
+    def __init__(self, address: str, timeout: float) -> None:
+        """`address`: this node's. `timeout`: seconds for an operation on a store."""
+        self._address = address
+        self._timeout = timeout
+        self._by_port: dict[int, Any] = {}
+
+    @property
+    def ports(self) -> frozenset[int]:
+        """The ports of the stores that are being served."""
+        return frozenset(self._by_port)
+
+    def serve_next(self) -> int:
+        """Start the store of the next round and return its port."""
+        store = tcp_store(self._address, 0, serve=True, timeout=self._timeout)
+        self._by_port[store.port] = store
+        return int(store.port)
+
+    def store_of(self, start: StartRound, run_id: str) -> Any:
+        """Return the store of a round, for torchrun's own keys. RendezvousConnectionError: it is unavailable."""
+        store = self._by_port.get(start.master_port) if start.group_rank == 0 else None
+        if store is None:
+            store = tcp_store(start.master_addr, start.master_port, serve=False, timeout=self._timeout)
+        # Workers use the same store, so torchrun's own keys get a prefix.
+        return dist.PrefixStore(f"torch.rendezvous.{run_id}.{start.round}", store)
+
+    def keep_only(self, port: int) -> None:
+        """End all stores but the one with this port."""
+        self._by_port = {p: store for p, store in self._by_port.items() if p == port}
+
+    def clear(self) -> None:
+        """End all stores."""
+        self._by_port = {}
 
 
 class HostedStore:
