@@ -137,7 +137,7 @@ arguments = {
     "Send": (messages.WorkersStarted(round_id),), "LaunchWorkers": (start,), "PrestartWorkers": (start,),
     "HoldWorkers": (round_id,), "StopWorkersAt": (round_id, 3), "StopWorkers": (0.0,), "DumpStacks": (round_id,),
     "AdmitWorkers": (start,), "LeaveCollectives": (),
-    "CheckHealth": (), "FreezeWorkers": (True,), "StartLeaveTimer": (1.0,), "SetMachineEnd": (None,), "Log": ("",),
+    "CheckHealth": (), "FreezeWorkers": (True,), "StartLeaveTimer": (1.0,), "SetNodeEnd": (None,), "Log": ("",),
     "Exit": (ExitCode.SUCCEEDED, messages.Termination(messages.Outcome.SUCCEEDED, "")),
 }
 effect = getattr(effects, target)(*arguments[target])

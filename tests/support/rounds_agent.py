@@ -20,7 +20,7 @@ from elasticjob._runtime.agent.state_machine.effects import (
     LeaveCollectives,
     PrestartWorkers,
     Send,
-    SetMachineEnd,
+    SetNodeEnd,
     StartLeaveTimer,
     StopWorkers,
     StopWorkersAt,
@@ -234,7 +234,7 @@ def _carry_out(a: Agent, effect: Effect, now: float) -> Agent:
             return replace(a, workers_frozen=on)
         case StartLeaveTimer(seconds):
             return replace(a, timer=now + seconds)
-        case SetMachineEnd(seconds):
+        case SetNodeEnd(seconds):
             return replace(a, machine_end=None if seconds is None else now + seconds)
         case Exit(_, termination):
             a = replace(a, ended=termination.outcome, termination=termination, ended_at=now, timer=None)

@@ -20,7 +20,7 @@ from elasticjob._runtime.agent.state_machine.effects import (
     Log,
     PrestartWorkers,
     Send,
-    SetMachineEnd,
+    SetNodeEnd,
     StartLeaveTimer,
     StopWorkers,
     StopWorkersAt,
@@ -320,7 +320,7 @@ def test_a_newer_round_replaces_the_running_one() -> None:
 def test_the_announced_end_of_the_machine_is_for_the_workers_and_ends_nothing() -> None:
     before = running()
     after, effects = play(Received(MachineEnd(93.0)), Received(MachineEnd(None)), state=before)
-    assert (after, effects) == (before, [[SetMachineEnd(93.0)], [SetMachineEnd(None)]])
+    assert (after, effects) == (before, [[SetNodeEnd(93.0)], [SetNodeEnd(None)]])
 
 
 def test_leaving_as_a_member() -> None:

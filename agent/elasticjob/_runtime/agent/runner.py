@@ -45,7 +45,7 @@ from elasticjob._runtime.agent.state_machine.effects import (
     Exit,
     Log,
     Send,
-    SetMachineEnd,
+    SetNodeEnd,
     StartLeaveTimer,
 )
 from elasticjob._runtime.agent.state_machine.events import AgentEvent
@@ -294,7 +294,7 @@ class Agent:
                 self._spawn(self._check_health())
             case StartLeaveTimer(seconds):
                 self._start_leave_timer(seconds)
-            case SetMachineEnd(seconds):
+            case SetNodeEnd(seconds):
                 self._deadlines.node_ends_within(seconds)
             case Exit():
                 self._workers.end_spares(for_good=True)

@@ -24,7 +24,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from elasticjob._runtime.agent.state_machine.decision import AgentDecision
-from elasticjob._runtime.agent.state_machine.effects import Log, SetMachineEnd
+from elasticjob._runtime.agent.state_machine.effects import Log, SetNodeEnd
 from elasticjob._runtime.agent.state_machine.events import (
     AgentEvent,
     AllResultsEnded,
@@ -158,13 +158,13 @@ def _coordinator_message(state: AgentState, message: CoordinatorToNode) -> Agent
         case Finish():
             return finish_agent(state, message)
         case MachineEnd(seconds):
-            return _machine_end(state, seconds)
+            return _node_end(state, seconds)
         case _ as never:
             return assert_never(never)
 
 
-def _machine_end(state: AgentState, seconds: float | None) -> AgentDecision:
+def _node_end(state: AgentState, seconds: float | None) -> AgentDecision:
     known = "is announced no longer" if seconds is None else f"is announced, in {seconds:.0f} s"
     announcement = replace(state.announcement, knows_machine_end=seconds is not None)
-    log = Log(f"the end of this machine {known}")
-    return AgentDecision(replace(state, announcement=announcement), (log, SetMachineEnd(seconds)))
+    log = Log(f"the end of this Node {known}")
+    return AgentDecision(replace(state, announcement=announcement), (log, SetNodeEnd(seconds)))

@@ -110,7 +110,7 @@ class StartLeaveTimer:
 
 
 @dataclass(frozen=True)
-class SetMachineEnd:
+class SetNodeEnd:
     """Let the workers of this round and of later ones know that this Node ends in `seconds`; None: it does not."""
 
     seconds: float | None
@@ -144,7 +144,7 @@ Effect: TypeAlias = (
     | FreezeWorkers
     | CheckHealth
     | StartLeaveTimer
-    | SetMachineEnd
+    | SetNodeEnd
     | Log
     | Exit
 )
