@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from elasticjob._runtime.agent.monitoring.exits import exiting_process
-from elasticjob._runtime.agent.monitoring.exits.exiting_process import may_still_write, reason_to_wait
+from elasticjob._runtime.agent.monitoring.exits.exiting_process import may_still_write, why_new_workers_must_wait
 from elasticjob._runtime.agent.monitoring.exits.listening_ports import listening_ports
 
 GIB = 1 << 30
@@ -140,7 +140,7 @@ CASES: dict[str, tuple[Callable[[Node], object], str]] = {
 def test_new_workers_wait_for_what_they_may_need(node: Node, case: str) -> None:
     change, reason = CASES[case]
     change(node)
-    found = reason_to_wait(PID, node.root)
+    found = why_new_workers_must_wait(PID, node.root)
     assert reason in found
     assert bool(found) == bool(reason)
 
@@ -152,7 +152,7 @@ def forget_files(node: Node) -> None:
 
 def test_new_workers_wait_if_nothing_is_known_of_the_files(node: Node) -> None:
     forget_files(node)
-    assert reason_to_wait(PID, node.root) == "its open files cannot be read"
+    assert why_new_workers_must_wait(PID, node.root) == "its open files cannot be read"
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
@@ -170,7 +170,7 @@ def test_ports_of_this_node(host: str) -> None:
 
 
 def test_a_process_of_this_node_that_holds_nothing_special_can_be_read() -> None:
-    assert reason_to_wait(os.getpid()) != "its open files cannot be read"
+    assert why_new_workers_must_wait(os.getpid()) != "its open files cannot be read"
 
 
 @pytest.mark.parametrize("lock", ["flock", "lockf"])
@@ -179,7 +179,7 @@ def test_a_lock_of_a_process_of_this_node(tmp_path: Path, lock: str) -> None:
     with subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, stdin=PIPE, stdout=PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        assert reason_to_wait(process.pid) == "it has a file locked"
+        assert why_new_workers_must_wait(process.pid) == "it has a file locked"
         process.communicate(b"\n")
 
 

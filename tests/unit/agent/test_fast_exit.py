@@ -15,7 +15,7 @@ from contextlib import contextmanager
 import pytest
 
 from elasticjob._runtime.agent.monitoring.exits import fast_exit
-from elasticjob._runtime.agent.monitoring.exits.fast_exit import EarlyExits
+from elasticjob._runtime.agent.monitoring.exits.fast_exit import FastExits
 from elasticjob._runtime.system.code_root import CODE_ROOT
 from elasticjob._runtime.system.robust_mutex import HeldMutex, MutexMemory, mutex_memory
 from support.processes import state_of
@@ -57,7 +57,7 @@ class Process:
         os.close(descriptor)
         assert self.read_line() == "ready"
         self.reports: list[tuple[int, int]] = []
-        self.exits = EarlyExits(lambda pid, code: self.reports.append((pid, code)))
+        self.exits = FastExits(lambda pid, code: self.reports.append((pid, code)))
         self.exits.watch(self.child.pid, self.mutex)
 
     def read_line(self) -> str:
@@ -250,7 +250,7 @@ WATCHES_AND_ENDS = (
     HOLDS.partition("MutexMemory(int")[0]
     + """
 import asyncio
-from elasticjob._runtime.agent.monitoring.exits.fast_exit import EarlyExits
+from elasticjob._runtime.agent.monitoring.exits.fast_exit import FastExits
 from elasticjob._runtime.system.robust_mutex import HeldMutex
 
 async def main():
@@ -264,7 +264,7 @@ async def main():
         os.write(holds, b"held")
         time.sleep(600)
     print(os.read(held, 4).decode(), end=" ")
-    EarlyExits(lambda pid, code: None).watch(child, HeldMutex(memory, number))
+    FastExits(lambda pid, code: None).watch(child, HeldMutex(memory, number))
     print(child, threading.active_count(), flush=True)
 
 asyncio.run(main())

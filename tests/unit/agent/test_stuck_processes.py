@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from elasticjob._runtime.agent.monitoring.exits.stuck_processes import (
-    BLOCKED_LOOKS,
+    BLOCKED_POLLS,
     KILL_TIMEOUT,
     LONGEST_KILL,
     BlockedThreads,
@@ -43,14 +43,14 @@ SAME = frozenset({(7, 100)})
 @pytest.mark.parametrize(
     ("looks", "stuck"),
     [
-        ([SAME] * BLOCKED_LOOKS, True),
-        ([SAME] * (BLOCKED_LOOKS - 1), False),
+        ([SAME] * BLOCKED_POLLS, True),
+        ([SAME] * (BLOCKED_POLLS - 1), False),
         ([frozenset()] * 99, False),
         ([frozenset({(7, ticks)}) for ticks in range(99)], False),
         ([frozenset({(thread, 100)}) for thread in range(99)], False),
         ([SAME, frozenset()] * 99, False),
-        ([SAME, *[SAME | {(8, n)} for n in range(BLOCKED_LOOKS - 1)]], True),
-        ([frozenset({(8, 1)}), *[SAME] * BLOCKED_LOOKS], True),
+        ([SAME, *[SAME | {(8, n)} for n in range(BLOCKED_POLLS - 1)]], True),
+        ([frozenset({(8, 1)}), *[SAME] * BLOCKED_POLLS], True),
     ],
     ids=[
         "the same thread", "too few looks", "none", "at work", "others", "now and then", "beside others", "after others"
@@ -59,7 +59,7 @@ SAME = frozenset({(7, 100)})
 def test_a_thread_is_stuck_that_sleeps_and_does_nothing(looks: list[frozenset[tuple[int, int]]], stuck: bool) -> None:
     seen = BlockedThreads()
     for look in looks:
-        seen = seen.look(look)
+        seen = seen.poll(look)
     assert seen.stuck is stuck
 
 

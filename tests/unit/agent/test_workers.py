@@ -16,7 +16,7 @@ import pytest
 
 from elasticjob._runtime.agent.config import AgentConfig, read_config
 from elasticjob._runtime.agent.monitoring.exits import stuck_processes
-from elasticjob._runtime.agent.monitoring.exits.stuck_processes import BLOCKED_LOOKS, BlockedThread
+from elasticjob._runtime.agent.monitoring.exits.stuck_processes import BLOCKED_POLLS, BlockedThread
 from elasticjob._runtime.agent.processes import descendants, signal_one
 from elasticjob._runtime.agent.reporting.worker_output import OutputSink
 from elasticjob._runtime.agent.start_workers.command import parse_command
@@ -48,7 +48,7 @@ def unkillable(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     signalled: list[int] = []
     monkeypatch.setattr(stop_sequence, "kill", signalled.extend)
     monkeypatch.setattr(stuck_processes, "KILL_TIMEOUT", 0.05)
-    monkeypatch.setattr(stop_sequence, "LOOK_INTERVAL", 0.01)
+    monkeypatch.setattr(stop_sequence, "POLL_INTERVAL", 0.01)
     yield signalled
     for pid in set(signalled):
         os.kill(pid, signal.SIGKILL)
@@ -109,17 +109,17 @@ async def test_a_worker_whose_memory_is_being_freed_is_waited_for(
     def at_work(pids: set[int]) -> frozenset[BlockedThread]:
         nonlocal looks
         looks += 1
-        if looks == 4 * BLOCKED_LOOKS:  # all is freed
+        if looks == 4 * BLOCKED_POLLS:  # all is freed
             for pid in pids:
                 os.kill(pid, signal.SIGKILL)
-        return frozenset((pid, looks) for pid in pids) if looks < 2 * BLOCKED_LOOKS else frozenset()
+        return frozenset((pid, looks) for pid in pids) if looks < 2 * BLOCKED_POLLS else frozenset()
 
     monkeypatch.setattr(stop_sequence, "blocked_threads", at_work)
     workers = await sleeping_worker(config, tmp_path)
     asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, workers.reap)
     assert await workers.stop(0.0) is None
     asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
-    assert looks >= 4 * BLOCKED_LOOKS
+    assert looks >= 4 * BLOCKED_POLLS
     unkillable.clear()  # it has been reaped
 
 
@@ -194,7 +194,7 @@ def remove_handler() -> None:
 async def test_a_start_waits_for_an_exiting_worker_only_if_it_holds_what_the_new_one_may_need(
     config: AgentConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
-    monkeypatch.setattr(workers_module, "reason_to_wait", lambda _: reason)
+    monkeypatch.setattr(workers_module, "why_new_workers_must_wait", lambda _: reason)
     workers = await sleeping_worker(config, tmp_path)
     asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, workers.reap)
     (pid,) = workers.table.pids(IN_ROUND)
@@ -222,11 +222,11 @@ async def test_a_workers_end_is_reported_before_it_is_known_what_the_worker_hold
     """All nodes wait for the report."""
     order: list[object] = []
 
-    def reason_to_wait(pid: int) -> str:
+    def why_new_workers_must_wait(pid: int) -> str:
         order.append(pid)
         return ""
 
-    monkeypatch.setattr(workers_module, "reason_to_wait", reason_to_wait)
+    monkeypatch.setattr(workers_module, "why_new_workers_must_wait", why_new_workers_must_wait)
     workers = await sleeping_worker(config, tmp_path)
     workers.on_end = lambda: order.extend(ended.local_rank for ended in workers.reap())
     (pid,) = workers.table.pids(IN_ROUND)
@@ -239,7 +239,7 @@ async def test_a_workers_end_is_reported_before_it_is_known_what_the_worker_hold
 async def test_a_start_that_waits_for_an_exiting_worker_does_not_delay_a_stop(
     config: AgentConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers_module, "reason_to_wait", lambda _: "it has /dev/nvidia0 open")
+    monkeypatch.setattr(workers_module, "why_new_workers_must_wait", lambda _: "it has /dev/nvidia0 open")
     workers = await sleeping_worker(config, tmp_path)
     asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, workers.reap)
     (pid,) = workers.table.pids(IN_ROUND)
@@ -280,7 +280,7 @@ async def test_a_stop_kills_what_an_exiting_worker_has_started(
 async def test_an_exiting_worker_that_does_not_end_makes_the_node_unhealthy(
     config: AgentConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers_module, "reason_to_wait", lambda _: "it has /dev/nvidia0 open")
+    monkeypatch.setattr(workers_module, "why_new_workers_must_wait", lambda _: "it has /dev/nvidia0 open")
     monkeypatch.setattr(stop_sequence, "LONGEST_KILL", 0.1)
     workers = await sleeping_worker(config, tmp_path)
     (pid,) = workers.table.pids(IN_ROUND)

@@ -14,7 +14,7 @@ from typing import TypeAlias
 from elasticjob._runtime.agent.config import AgentConfig
 from elasticjob._runtime.agent.monitoring.exits.stuck_processes import (
     LONGEST_KILL,
-    LOOK_INTERVAL,
+    POLL_INTERVAL,
     BlockedThreads,
     blocked_threads,
     held_resources,
@@ -288,7 +288,7 @@ class StopSequence:
         timeout = kill_timeout(held_resources(self.processes()))
         blocked = BlockedThreads()
         while not await self._changes.until(killed, timeout):
-            blocked, timeout = blocked.look(blocked_threads(self.processes())), LOOK_INTERVAL
+            blocked, timeout = blocked.poll(blocked_threads(self.processes())), POLL_INTERVAL
             if blocked.stuck or asyncio.get_running_loop().time() - self._killed_at > LONGEST_KILL:
                 return False
         return True

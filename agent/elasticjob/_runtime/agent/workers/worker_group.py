@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from elasticjob._runtime.agent.config import AgentConfig
-from elasticjob._runtime.agent.monitoring.exits.exiting_process import may_still_write, reason_to_wait
-from elasticjob._runtime.agent.monitoring.exits.fast_exit import EarlyExits
+from elasticjob._runtime.agent.monitoring.exits.exiting_process import may_still_write, why_new_workers_must_wait
+from elasticjob._runtime.agent.monitoring.exits.fast_exit import FastExits
 from elasticjob._runtime.agent.monitoring.exits.worker_exits import script_succeeded, signal_name
 from elasticjob._runtime.agent.monitoring.progress.hang_guard import HangGuard
 from elasticjob._runtime.agent.monitoring.progress.worker_progress import WorkerProgress
@@ -104,8 +104,8 @@ class WorkerGroup:
         self._spares.round_goes_on = lambda: not (self.stopping or self.progress.ending)
         self._spares.on_started = self._starter.on_end = lambda: self.on_end()
         self._stop_sequence.on_results_ended = lambda: self.on_results_ended()
-        self._early_exits = EarlyExits(self.process_exits)
-        launcher.on_fork = self._early_exits.watch
+        self._fast_exits = FastExits(self.process_exits)
+        launcher.on_fork = self._fast_exits.watch
         self._ends: list[EndedWorker] = []
         """Workers whose function has ended by itself, or that exit, for the next `reap`."""
 
@@ -220,7 +220,7 @@ class WorkerGroup:
         found, self._ends = self._ends, []
         for pid, code in codes.items():
             torchrun_worker_env = self._launcher.child_ended(pid, code)
-            self._early_exits.forget(pid)
+            self._fast_exits.forget(pid)
             state = self.table.state(pid)
             if state is CALLED and self._window.is_open:
                 self._window.keep_exit_code(pid, code)  # its end is reported once the round has started
@@ -263,7 +263,7 @@ class WorkerGroup:
         now, worker = time.monotonic(), process.worker
         if process.state in SPARES:
             self._spare_ended(worker, code)
-            self.table.apply(pid, ProcessEvent.EXITS, now=now, reason_to_wait=reason_to_wait(pid))
+            self.table.apply(pid, ProcessEvent.EXITS, now=now, reason_to_wait=why_new_workers_must_wait(pid))
             return
         if process.state not in IN_ROUND or (may_still_write(pid) and not has_ended(pid)):
             return  # members of the next round may write the same files in other pods
@@ -273,7 +273,7 @@ class WorkerGroup:
         self._ends += self._ended_worker(process, code)
         # All nodes wait for this report, and new workers here for the reason, which takes time to find.
         self._announce_ends()
-        if self.table.state(pid) is EXITING and (reason := reason_to_wait(pid)) and not has_ended(pid):
+        if self.table.state(pid) is EXITING and (reason := why_new_workers_must_wait(pid)) and not has_ended(pid):
             self.table.set_reason_to_wait(pid, reason)
 
     def _announce_ends(self) -> None:

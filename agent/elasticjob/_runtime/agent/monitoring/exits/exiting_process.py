@@ -45,7 +45,7 @@ def may_still_write(pid: int, root: Path = Path("/")) -> bool:
     return not files or any(_writes_to(thread / "fdinfo" / number, shared) for number in files)
 
 
-def reason_to_wait(pid: int, root: Path = Path("/")) -> str:
+def why_new_workers_must_wait(pid: int, root: Path = Path("/")) -> str:
     """Return why a new worker must wait for this exiting process; empty if it need not.
 
     The process may hold a device, a port, a lock, or memory that the new worker needs.

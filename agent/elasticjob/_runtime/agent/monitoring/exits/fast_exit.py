@@ -21,7 +21,7 @@ the mutex is also released by a process that executes another program, or whose 
 process stays, and nothing is reported."""
 
 
-class EarlyExits:
+class FastExits:
     """One thread for each watched process, which sleeps until the process releases its mutex."""
 
     def __init__(self, on_exit: Callable[[int, int], None]) -> None:

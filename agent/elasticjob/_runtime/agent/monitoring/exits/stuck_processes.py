@@ -28,9 +28,9 @@ SECONDS_PER_GPU = 15.0
 by GPU: an estimate with room, not measured."""
 LONGEST_KILL = 600.0
 """The agent waits at most this many seconds, whatever the processes hold: the pod must not stay for ever."""
-LOOK_INTERVAL = 1.0
+POLL_INTERVAL = 1.0
 """Seconds between two polls of processes that are overdue."""
-BLOCKED_LOOKS = 5
+BLOCKED_POLLS = 5
 """A thread is stuck if so many polls in a row find it asleep, and it has not used the processor between them."""
 
 BlockedThread: TypeAlias = tuple[int, int]
@@ -66,7 +66,7 @@ class BlockedThreads:
     threads: frozenset[BlockedThread] = frozenset()
     polls: int = 0
 
-    def look(self, blocked: frozenset[BlockedThread]) -> BlockedThreads:
+    def poll(self, blocked: frozenset[BlockedThread]) -> BlockedThreads:
         """Return the state after one more poll, which found the threads `blocked`."""
         still = self.threads & blocked
         return BlockedThreads(still, self.polls + 1) if still else BlockedThreads(blocked, int(bool(blocked)))
@@ -74,7 +74,7 @@ class BlockedThreads:
     @property
     def stuck(self) -> bool:
         """Whether a thread has slept through enough polls to count as stuck."""
-        return self.polls >= BLOCKED_LOOKS
+        return self.polls >= BLOCKED_POLLS
 
 
 def held_resources(pids: Iterable[int], proc: Path = Path("/proc")) -> HeldResources:
