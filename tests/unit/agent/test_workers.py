@@ -21,7 +21,7 @@ from elasticjob._runtime.agent.processes import descendants, signal_one
 from elasticjob._runtime.agent.reporting.worker_output import OutputSink
 from elasticjob._runtime.agent.start_workers.command import parse_command
 from elasticjob._runtime.agent.start_workers.launcher import Launcher
-from elasticjob._runtime.agent.workers import spare_processes, spares, stop_sequence
+from elasticjob._runtime.agent.workers import spare_decisions, spares, stop_sequence
 from elasticjob._runtime.agent.workers import worker_group as workers_module
 from elasticjob._runtime.agent.workers.worker_group import WorkerGroup
 from elasticjob._runtime.agent.workers.worker_process import IN_ROUND
@@ -349,8 +349,8 @@ async def spare_log(
 ) -> AsyncIterator[Callable[..., Awaitable[str]]]:
     """Returns what the log says of the spare process of a worker, up to a text; the worker runs this script."""
     monkeypatch.setattr(spares, "SPARE_INTERVAL", 0.01)
-    monkeypatch.setattr(spare_processes, "SHORTEST_WAIT", 0.05)
-    monkeypatch.setattr(spare_processes, "FIRST_NOTE", 0.05)
+    monkeypatch.setattr(spare_decisions, "SHORTEST_WAIT", 0.05)
+    monkeypatch.setattr(spare_decisions, "FIRST_NOTE", 0.05)
     caplog.set_level("INFO")
     config = replace(config, env={**config.env, "PYTHONPATH": CODE_ROOT})
     running: list[WorkerGroup] = []

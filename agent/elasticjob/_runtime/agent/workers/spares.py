@@ -16,7 +16,7 @@ from elasticjob._runtime.agent.workers.prestart import PrestartLauncher
 from elasticjob._runtime.agent.workers.process_changes import ProcessChanges
 from elasticjob._runtime.agent.workers.process_table import ProcessTable
 from elasticjob._runtime.agent.workers.round_times import RoundTimes
-from elasticjob._runtime.agent.workers.spare_processes import describe_spare_wait, first_note
+from elasticjob._runtime.agent.workers.spare_decisions import describe_spare_wait, first_note
 from elasticjob._runtime.agent.workers.start_window import StartWindow
 from elasticjob._runtime.agent.workers.worker import Worker
 from elasticjob._runtime.agent.workers.worker_process import (
