@@ -1,0 +1,101 @@
+"""Groups that follow each other in a worker: each one after the first gets a prefix of its own in the round's store."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from elasticjob._runtime.agent.start_workers.in_workers.stages import count_groups, separate_stages
+
+ADDRESS = ("10.0.0.1", 500)
+
+
+class RoundStore:
+    """The store of one round, as far as groups are counted there."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, int] = {}
+
+    def add(self, key: str, number: int) -> int:
+        self.numbers[key] = self.numbers.get(key, 0) + number
+        return self.numbers[key]
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self.numbers for key in keys)
+
+
+class Worker:
+    """A process of rank 1 with torch's two functions."""
+
+    def __init__(self) -> None:
+        self.store = RoundStore()
+        self._torch = ModuleType("torch")
+        self._torch.__dict__.update(
+            _create_c10d_store=lambda *_args: self.store,
+            _update_default_pg=lambda _group: None,
+            get_backend=lambda group: group.backend,
+        )
+        separate_stages(self._torch)
+        count_groups(self._torch)
+        self.end()
+
+    def begin(self) -> str:
+        """Get a store for a group; return the prefix of its keys."""
+        create: Callable[..., object] = self._torch.__dict__["_create_c10d_store"]
+        store = create(*ADDRESS, 1, 2)
+        return "" if store is self.store else str(store)
+
+    def end(self, backend: str = "gloo") -> None:
+        """Have formed the group."""
+        self._torch.__dict__["_update_default_pg"](SimpleNamespace(backend=backend))
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch) -> Worker:
+    monkeypatch.setenv("ELASTICJOB_WORLD", f"RANK=1 WORLD_SIZE=2 MASTER_ADDR={ADDRESS[0]} MASTER_PORT={ADDRESS[1]}")
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setitem(sys.modules, "torch.distributed", SimpleNamespace(PrefixStore=lambda prefix, _store: prefix))
+    return Worker()
+
+
+def test_each_group_of_a_process_has_its_own_prefix(worker: Worker) -> None:
+    prefixes = []
+    for _ in range(3):
+        prefixes.append(worker.begin())
+        worker.end()
+    assert prefixes == ["", "stage_1", "stage_2"]
+
+
+def test_a_second_attempt_at_a_group_keeps_its_prefix(worker: Worker) -> None:
+    assert [worker.begin(), worker.begin()] == ["", ""]
+    worker.end()
+    assert [worker.begin(), worker.begin()] == ["stage_1", "stage_1"]
+
+
+def test_a_group_that_plans_a_training_is_none_of_the_round(worker: Worker) -> None:
+    assert worker.begin() == ""
+    worker.end("fake")
+    assert worker.begin() == ""
+
+
+def test_another_process_of_the_worker_goes_on_with_the_count(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert worker.begin() == ""
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    assert worker.begin() == "stage_1"
+
+
+@pytest.mark.parametrize("formed", [True, False])
+def test_a_process_that_stays_counts_from_0_in_the_next_round(worker: Worker, formed: bool) -> None:
+    worker.begin()
+    worker.end()
+    worker.begin()
+    if formed:
+        worker.end()
+    worker.store = RoundStore()  # a rank that starts in this round finds the same
+    assert worker.begin() == ""
+    worker.end()
+    assert worker.begin() == "stage_1"
