@@ -59,7 +59,6 @@ from elasticjob._runtime.contract.messages import (
     WorkersStopped,
 )
 from elasticjob._runtime.contract.names import Backend, Env, ExitCode, RoundId, TrainerIntegration
-from elasticjob._runtime.contract.text import describe_speed
 from elasticjob._runtime.control_link.link import ControlLink, LinkRole, connect
 from elasticjob._runtime.control_link.node_client import CoordinatorClient, NoCoordinatorError
 from elasticjob._runtime.store.open_files import raise_open_file_limit
@@ -363,9 +362,7 @@ class Agent:
             self._spawn(self._saver.run())
 
     def _state_received(self, received: StateReceived) -> None:
-        speed = describe_speed(received.size, received.seconds)
-        interface = f" over {received.interface}" if received.interface else ""
-        log.info("rank %d has received the training state from another rank: %s%s", received.rank, speed, interface)
+        log.info("%s", telemetry.describe_transfer(received))
         self._node.send(received)
 
     def _rank_0_round(self) -> RoundId | None:

@@ -9,8 +9,9 @@ from typing import Any
 
 from elasticjob._runtime.agent.state_machine.state import AgentState
 from elasticjob._runtime.contract.failures.failure_text import with_exception
-from elasticjob._runtime.contract.messages import Failure, Outcome
+from elasticjob._runtime.contract.messages import Failure, Outcome, StateReceived
 from elasticjob._runtime.contract.names import Backend
+from elasticjob._runtime.contract.text import describe_speed
 
 _PREFIX = "elasticjob_agent"
 
@@ -73,6 +74,13 @@ def health(counts: AgentCounts, state: AgentState, now: float) -> str:
     """Return phase, round and seconds in that phase as one JSON object. An agent that answers at all is alive."""
     since = round(now - counts.phase_since, 3)
     return json.dumps({"phase": state.phase.value, "round": str(state.round or ""), "seconds": since}) + "\n"
+
+
+def describe_transfer(received: StateReceived) -> str:
+    """Return a line for the log about a training state that a worker has received, with size, speed and interface."""
+    speed = describe_speed(received.size, received.seconds)
+    interface = f" over {received.interface}" if received.interface else ""
+    return f"rank {received.rank} has received the training state from another rank: {speed}{interface}"
 
 
 @dataclass(frozen=True)
