@@ -73,6 +73,15 @@ ranks = [
 sys.exit(max(rank.wait() for rank in ranks))
 """
 """Starts ranks of its own on each node, as deepspeed and composer do."""
+TWICE = """
+import os, subprocess, sys
+ranks = [subprocess.Popen([sys.executable, "stays.py"]) for _ in range(2)]
+os.wait()
+for rank in ranks:
+    rank.kill()
+sys.exit(1)
+"""
+"""Starts the script twice as the same rank, as mpirun does, and ends with the first process that ends."""
 CAUGHT = (
     """
 import torch.distributed as dist
@@ -112,7 +121,7 @@ def run_job(folder: Path, command: list[str], **spec: Any) -> LocalRun:
     for name, text in {
         "train.py": TRAIN, "driver.py": DRIVER, "in_process.py": IN_PROCESS, "function.py": FUNCTION,
         "own_ranks.py": OWN_RANKS, "helpers.py": HELPERS, "caught.py": CAUGHT,
-        "two_groups.py": TWO_GROUPS, "stays.py": STAYS,
+        "two_groups.py": TWO_GROUPS, "stays.py": STAYS, "twice.py": TWICE,
         "stage.sh": f"#!/bin/bash\nset -e\n{TORCHRUN} --standalone train.py from a file\n",
     }.items():  # fmt: skip
         (folder / name).write_text(text)
@@ -217,6 +226,15 @@ def test_ranks_whose_python_looks_for_nothing_fail_the_job_too(command: str, tmp
         assert run.exit_code() != 0, run.text
     assert "(TrainsApart)" in run.text, run.text
     assert "PYTHONPATH=.:$PYTHONPATH" in run.text, run.text
+    assert "0 restarts" in run.text, run.text
+
+
+@pytest.mark.torch
+def test_a_script_that_runs_twice_as_the_same_rank_fails_the_job(tmp_path: Path) -> None:
+    with run_job(tmp_path, [sys.executable, "twice.py"], failurePolicy={"maxRestarts": 3}) as run:
+        assert run.exit_code() != 0, run.text
+    assert "(TrainsApart)" in run.text, run.text
+    assert "the job would train twice, side by side" in run.text, run.text
     assert "0 restarts" in run.text, run.text
 
 

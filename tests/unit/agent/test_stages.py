@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from elasticjob._runtime.agent.start_workers.in_workers.one_world import SeparateWorldError
 from elasticjob._runtime.agent.start_workers.in_workers.stages import count_groups, separate_stages
 
 ADDRESS = ("10.0.0.1", 500)
@@ -53,6 +56,9 @@ class Worker:
         """Have formed the group."""
         self._torch.__dict__["_update_default_pg"](SimpleNamespace(backend=backend))
 
+    def destroy(self) -> None:
+        self._torch.__dict__["_update_default_pg"](None)
+
 
 @pytest.fixture
 def worker(monkeypatch: pytest.MonkeyPatch) -> Worker:
@@ -86,6 +92,32 @@ def test_another_process_of_the_worker_goes_on_with_the_count(worker: Worker, mo
     assert worker.begin() == ""
     monkeypatch.setattr(os, "getpid", lambda: -1)
     assert worker.begin() == "stage_1"
+
+
+@pytest.mark.parametrize("left", ["alive", "destroyed", "ended"])
+def test_two_processes_of_a_worker_do_not_both_train(
+    left: str, worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+    other = subprocess.Popen(["sleep", "60"])
+    try:
+        monkeypatch.setattr(os, "getpid", lambda: other.pid)
+        assert worker.begin() == ""
+        worker.end()
+        if left == "destroyed":
+            worker.destroy()
+        if left == "ended":
+            other.kill()
+            other.wait()
+        monkeypatch.setattr(os, "getpid", lambda: -1)
+        if left == "alive":
+            with pytest.raises(SeparateWorldError, match="would train twice"):
+                worker.begin()
+        else:
+            assert worker.begin() == "stage_1"
+    finally:
+        other.kill()
+        other.wait()
 
 
 @pytest.mark.parametrize("formed", [True, False])

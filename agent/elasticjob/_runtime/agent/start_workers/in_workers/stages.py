@@ -12,9 +12,10 @@ from __future__ import annotations
 import functools
 import os
 import sys
+from contextlib import suppress
 
-from .assigned import assigned
-from .one_world import cannot_patch, check_world
+from .assigned import TRAINS, assigned
+from .one_world import ALLOWED, cannot_patch, check_world, fail
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def separate_stages(module: ModuleType) -> None:
 
 
 def count_groups(module: ModuleType) -> None:
-    """Let the next store that torch.distributed.rendezvous creates after a default process group be for another one."""
+    """Note when a default process group is formed, and when it is destroyed: the next store is for another group."""
     update = getattr(module, "_update_default_pg", None)
     if update is None:
         return
@@ -52,7 +53,9 @@ def count_groups(module: ModuleType) -> None:
     @functools.wraps(update)
     def _update_default_pg(group: Any) -> None:
         update(group)
-        if group is not None and module.get_backend(group) != "fake":
+        if group is None:
+            _write(f"-{os.getpid()}")
+        elif module.get_backend(group) != "fake":
             global _forming
             _forming = None
 
@@ -74,5 +77,49 @@ def _stage(store: Any, rank: int) -> int:
     global _forming
     key = f"groups_of_rank_{rank}"
     if _forming is None or _forming[0] != os.getpid() or not store.check([key]):
+        _write(f"+{os.getpid()}")  # before it is counted: the second of two processes at once finds the first
         _forming = (os.getpid(), store.add(key, 1) - 1)
+        if _forming[1] > 0:
+            _refuse_second_process(rank)
     return _forming[1]
+
+
+def _refuse_second_process(rank: int) -> None:
+    """Raise SeparateWorldError if another process of this worker has a group of the round, or forms one.
+
+    mpirun, or `&` in a shell, may run the script several times as the same rank. The first processes of all workers
+    would form one world, the second ones another, and both would train the same model in silence.
+    """
+    if os.environ.get(TRAINS, own := str(os.getpid())) != own or os.environ.get(ALLOWED) == "1":
+        return
+    for pid in _processes_with_groups() - {os.getpid()}:
+        if _is_alive(pid):
+            fail(
+                f"processes {pid} and {os.getpid()} both form a group as rank {rank}: the job would train twice,"
+                " side by side. mpirun, or & in a shell, has started the script again: start it once, or set"
+                f" {ALLOWED}=1 in the pod template if this is meant"
+            )
+
+
+def _write(line: str) -> None:
+    """Add a line to this worker's file of this round, in which +PID forms a group and -PID has destroyed it.
+
+    A worker that may not write there, because it has dropped its privileges, is not checked.
+    """
+    if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        with suppress(OSError), open(f"{path}.groups", "a") as file:
+            file.write(f"{line}\n")
+
+
+def _processes_with_groups() -> set[int]:
+    found = set[int]()
+    with suppress(OSError, ValueError), open(f"{os.environ.get('TORCHELASTIC_ERROR_FILE')}.groups") as file:
+        for line in file:
+            (found.add if line[0] == "+" else found.discard)(int(line[1:]))
+    return found
+
+
+def _is_alive(pid: int) -> bool:
+    with suppress(OSError, IndexError), open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    return False
