@@ -110,6 +110,7 @@ def test_lightning_trains_on_the_nodes_that_there_are(tmp_path: Path, package: s
     with LocalRun(trains(tmp_path, script, {}), tmp_path) as run:
         assert run.exit_code(START) == 0, run.text
     assert all(f"trained as {rank} of 2" in run.text for rank in range(2)), run.text
+    assert ("trains: step 1 is the first one that was reported" in run.text) is (kind == "Trainer"), run.text
 
 
 def test_another_number_of_devices_than_workers_fails_the_job_at_once(tmp_path: Path) -> None:

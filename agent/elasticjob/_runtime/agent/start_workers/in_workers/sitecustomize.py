@@ -26,6 +26,8 @@ PATCHES = {
     "composer.cli.launcher": ("other_launchers.replace_composer",),
     "nvidia_resiliency_ext.fault_tolerance.launcher": ("other_launchers.refuse_ft_launcher",),
     "transformers.trainer": ("trainers.extend_trainer",),
+    "lightning.pytorch.trainer.trainer": ("lightning_status.show_progress",),
+    "pytorch_lightning.trainer.trainer": ("lightning_status.show_progress",),
     "lightning.pytorch.trainer.connectors.accelerator_connector": ("lightning_world.follow_round",),
     "pytorch_lightning.trainer.connectors.accelerator_connector": ("lightning_world.follow_round",),
     "lightning.fabric.connector": ("lightning_world.follow_round",),
