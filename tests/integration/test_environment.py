@@ -41,7 +41,8 @@ def test_environment_of_torchrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for rank in ("0", "1"):
         theirs, ours = (json.loads((tmp_path / name / rank).read_text()) for name in ("theirs", "ours"))
         added = {name for name in ours.keys() - theirs.keys() if not name.startswith("ELASTICJOB_")}
-        assert added <= {"PET_NPROC_PER_NODE", "PYTHONPATH", "RES_OPTIONS", "USE_LIBUV"}
+        kubeflow = {"KUBEFLOW_TRAINER_SERVER_URL", "KUBEFLOW_TRAINER_SERVER_TOKEN"}
+        assert added <= {"PET_NPROC_PER_NODE", "PYTHONPATH", "RES_OPTIONS", "USE_LIBUV"} | kubeflow
         assert theirs.keys() - ours.keys() <= TORCHRUN_ONLY
         assert (theirs.pop(NCCL_ERRORS), ours.pop(NCCL_ERRORS)) == ("1", "3")
         other = {name for name in theirs.keys() & ours.keys() if theirs[name] != ours[name]} - VARYING
