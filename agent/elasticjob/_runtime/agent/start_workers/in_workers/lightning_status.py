@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _URL, _TOKEN = "KUBEFLOW_TRAINER_SERVER_URL", "KUBEFLOW_TRAINER_SERVER_TOKEN"  # names of variables
 _AGENT = "http://127.0.0.1:"
-"""How the agent's URL begins: that of another server belongs to whoever has set it."""
+"""How the URL of the agent begins. A URL of another server is set by the pod template."""
 _INTERVAL = 5.0
 """Seconds from one request to the next. Reading a metric waits for the GPU."""
 _TIMEOUT = 1.0
