@@ -26,6 +26,11 @@ class ElasticIterable(EpochPosition, IterableDataset):  # type: ignore[misc]  # 
     The dataset must yield the same samples in the same order in every process and every time, for the same epoch. If
     it has `set_epoch`, that is called before each iteration. It must not divide itself among ranks. If it divides
     itself among data loader workers, as those of Hugging Face do, use `num_workers` 0 or 1.
+
+    Example:
+        >>> stream = elasticjob.ElasticIterable(range(6), transform=str, rank=0, world_size=2)
+        >>> list(stream)
+        ['0', '2', '4']
     """
 
     def __init__(
@@ -37,9 +42,17 @@ class ElasticIterable(EpochPosition, IterableDataset):  # type: ignore[misc]  # 
         world_size: int | None = None,
         data_parallel: Any = None,
     ) -> None:
-        """`rank`, `world_size` and `data_parallel` as for `ElasticSampler`.
+        """Begin with the first sample of epoch 0.
 
-        TypeError for an iterator, which ends after one epoch.
+        Args:
+            dataset: The samples, in the same order each time.
+            transform: Called with each sample that this rank keeps.
+            rank: As for `ElasticSampler`.
+            world_size: As for `ElasticSampler`.
+            data_parallel: As for `ElasticSampler`.
+
+        Raises:
+            TypeError: The dataset is an iterator, which ends after one epoch.
         """
         if isinstance(dataset, Iterator):
             raise TypeError("the dataset is an iterator, which can be read only once: pass an object with __iter__")

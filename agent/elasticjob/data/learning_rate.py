@@ -19,8 +19,23 @@ def scale_learning_rate(
 
     The factor applies within `optimizer.step()` only. Before and after it, `lr` is what you or a scheduler have set:
     any scheduler works, and saved states hold no scaled value. The world size is that of the round of each step.
-    ValueError for another rule or a size below 1. Call it once for an optimizer. `data_parallel`: as for
-    `ElasticSampler`; the world size is then the number of model replicas.
+    Call it once for an optimizer.
+
+    Args:
+        optimizer: Any torch optimizer.
+        base_world_size: The world size for which its learning rate was chosen.
+        rule: "linear" multiplies by the ratio of the world sizes, "sqrt" by the square root of it.
+        data_parallel: As for `ElasticSampler`. The world size is then the number of model replicas.
+
+    Raises:
+        ValueError: The rule is another one, or `base_world_size` is below 1.
+
+    Example:
+        >>> optimizer = torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), lr=0.1)
+        >>> elasticjob.scale_learning_rate(optimizer, base_world_size=8)
+        >>> optimizer.step()  # on one rank with a learning rate of 0.0125
+        >>> optimizer.param_groups[0]["lr"]
+        0.1
     """
     if rule not in ("linear", "sqrt") or base_world_size < 1:
         raise ValueError(f"rule is {rule!r} and base_world_size is {base_world_size}: want linear or sqrt, 1 or more")

@@ -27,6 +27,14 @@ class ElasticSampler(EpochPosition, Sampler):  # type: ignore[misc]  # torch has
     the epoch: exactly, so some ranks can have one sample, and so one batch, more than others. That is right for loops
     without collectives, such as an evaluation. To train in such a loop, call `sampler.advance(batch_size * world_size)`
     after each step, and run it in `torch.distributed.algorithms.Join`, which handles the last, uneven step.
+
+    Example:
+        >>> sampler = elasticjob.ElasticSampler(6, shuffle=False, rank=1, world_size=2)
+        >>> list(sampler)
+        [1, 3, 5]
+        >>> sampler.advance(2)  # both ranks have done a step of one sample
+        >>> list(sampler)
+        [3, 5]
     """
 
     def __init__(
@@ -40,18 +48,25 @@ class ElasticSampler(EpochPosition, Sampler):  # type: ignore[misc]  # torch has
         data_parallel: Any = None,
         order: Callable[[int], Sequence[int]] | None = None,
     ) -> None:
-        """`seed`: with the epoch, it decides the order; the same on every rank. ValueError for an empty dataset.
+        """Begin with the first sample of epoch 0.
 
-        Without `rank` and `world_size`, each iteration reads them when it begins: from torch.distributed if it is
-        initialized, else from RANK and WORLD_SIZE.
+        Args:
+            dataset_or_length: A map-style dataset, or its number of samples.
+            shuffle: Shuffle the samples in each epoch.
+            seed: With the epoch, it decides the order; the same on every rank.
+            rank: This rank. None: each iteration reads it when it begins, from torch.distributed if it is initialized,
+                else from RANK.
+            world_size: Number of ranks. None: read with the rank.
+            data_parallel: What numbers the replicas of the model, if several ranks together hold one (tensor, pipeline
+                or context parallelism): all ranks of a replica then get the same samples. A process group, a device
+                mesh of one dimension, or a function that returns one of these or (rank, size). A function is called
+                when an iteration begins, so a sampler that outlives a round needs one:
+                `data_parallel=lambda: mesh["dp"]`.
+            order: An order of your own instead of `shuffle`: a function that takes the epoch and returns the indices of
+                its samples, as many as the dataset has, which may repeat. All ranks must return the same ones.
 
-        `data_parallel`: if several ranks together hold one replica of the model (tensor, pipeline or context
-        parallelism), what numbers the replicas: all ranks of a replica then get the same samples. A process group, a
-        device mesh of one dimension, or a function that returns one of these or (rank, size); a function is called when
-        an iteration begins, so a sampler that outlives a round needs one: `data_parallel=lambda: mesh["dp"]`.
-
-        `order`: an order of your own instead of `shuffle`: a function that returns the indices of an epoch's samples,
-        as many as the dataset has, which may repeat. All ranks must return the same ones, each time.
+        Raises:
+            ValueError: The dataset is empty.
         """
         self.length = dataset_or_length if isinstance(dataset_or_length, int) else len(dataset_or_length)
         """Number of samples of an epoch."""

@@ -31,6 +31,9 @@ class ElasticTrainerCallback(TrainerCallback):  # type: ignore[misc]  # transfor
     scheduler, random states, the position in the data, from the TrainerState the step, the logs and the best metric,
     and what other callbacks export (`state()`), such as EarlyStoppingCallback. At a planned end all ranks stop after
     the same step, with its evaluation and log.
+
+    Example:
+        >>> callback = ElasticTrainerCallback(global_batch=32)  # ElasticTrainer(..., callbacks=[callback])
     """
 
     def __init__(
@@ -45,13 +48,18 @@ class ElasticTrainerCallback(TrainerCallback):  # type: ignore[misc]  # transfor
         save_minutes: float | None = None,
         frozen_parameters: bool = True,
     ) -> None:
-        """`global_batch`: samples of a step on all ranks together.
+        """Begin with the first sample of epoch 0.
 
-        `seed`, `shuffle`, `order`: order of the samples, as for `elasticjob.ElasticSampler`. The `data_seed` and the
-        `train_sampling_strategy` of TrainingArguments take their place if they are given.
-
-        `commit_steps`: commit the state after every so many steps. `path`, `save_minutes`, `frozen_parameters`: as for
-        `elasticjob.State`.
+        Args:
+            global_batch: Samples of a step on all ranks together.
+            seed: As for `elasticjob.ElasticSampler`. The `data_seed` of TrainingArguments takes its place if given.
+            shuffle: As for `elasticjob.ElasticSampler`. The `train_sampling_strategy` of TrainingArguments takes the
+                place of `shuffle` and `order` if given.
+            order: As for `elasticjob.ElasticSampler`.
+            commit_steps: Commit the state after every so many steps.
+            path: As for `elasticjob.State`.
+            save_minutes: As for `elasticjob.State`.
+            frozen_parameters: As for `elasticjob.State`.
         """
         self.batches: StepBatches | None = None
         """Which samples this rank takes; None before the first trainer."""

@@ -30,6 +30,10 @@ class ElasticLightningCallback(Callback):  # type: ignore[misc]  # lightning is 
     holds the module, its optimizer and schedulers, random states, the `state_dict` of other callbacks, and the position
     in the data, from which it derives the counters of Lightning's loops. At a planned end all ranks stop after the same
     step, with its validation.
+
+    Example:
+        >>> callback = ElasticLightningCallback(torch.ones(8, 2), global_batch=4, batch_size=2)
+        >>> options = callback.trainer_arguments()  # Trainer(**options, callbacks=[callback])
     """
 
     def __init__(
@@ -45,11 +49,18 @@ class ElasticLightningCallback(Callback):  # type: ignore[misc]  # lightning is 
         save_minutes: float | None = None,
         frozen_parameters: bool = True,
     ) -> None:
-        """`dataset`: map-style. `global_batch`: samples of a step on all ranks together.
+        """Begin with the first sample of epoch 0.
 
-        `batch_size`: samples of a micro-batch on one rank, at most. `seed`, `shuffle`: order of the samples.
-        `commit_steps`: commit the state after every so many steps. `path`, `save_minutes`, `frozen_parameters`: as for
-        `elasticjob.State`.
+        Args:
+            dataset: A map-style dataset.
+            global_batch: Samples of a step on all ranks together.
+            batch_size: Samples of a micro-batch on one rank, at most.
+            seed: With the epoch, it decides the order of the samples.
+            shuffle: Shuffle the samples in each epoch.
+            commit_steps: Commit the state after every so many steps.
+            path: As for `elasticjob.State`.
+            save_minutes: As for `elasticjob.State`.
+            frozen_parameters: As for `elasticjob.State`.
         """
         self._dataset = dataset
         self._batches = StepBatches(ElasticSampler(dataset, seed=seed, shuffle=shuffle), global_batch, batch_size)

@@ -24,7 +24,16 @@ class Status(Enum):
 
 @dataclass(frozen=True)
 class State:
-    """One rank in one iteration. `elasticjob.State` is another thing: the state of a training."""
+    """One rank in one iteration.
+
+    This is `elasticjob.inprocess.State`, with NVIDIA's name. `elasticjob.State` is another class: the state of a
+    training.
+
+    Example:
+        >>> spare = State(rank=3, world_size=4, initial_rank=3, initial_world_size=4, status=Status.INACTIVE)
+        >>> spare.is_active
+        False
+    """
 
     rank: int
     """Rank among all ranks of this iteration, spares included."""

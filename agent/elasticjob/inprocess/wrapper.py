@@ -37,7 +37,17 @@ class Wrapper(WrapperArguments):
     """Calls a function again on all healthy ranks when it fails on one, in the same processes.
 
     It needs a launcher that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and no agent. The wrapped function
-    returns its own value on active ranks and None on spares. docs/inprocess.md describes the arguments and hooks.
+    returns its own value on active ranks and None on spares. Call it on all ranks, in the main thread, before
+    `init_process_group`; the function creates its process groups. docs/inprocess.md describes the arguments and hooks.
+
+    Example:
+        >>> from elasticjob.inprocess import CallWrapper, RetryController, Wrapper
+        >>> under_torchrun = dist.is_torchelastic_launched()
+        >>> @Wrapper(initialize=RetryController(max_iterations=3), enabled=under_torchrun)
+        ... def train(call: CallWrapper | None = None):
+        ...     return "trained"
+        >>> train()
+        'trained'
     """
 
     def __init__(
@@ -67,7 +77,37 @@ class Wrapper(WrapperArguments):
         monitor_process_logfile: str | None = None,
         enabled: bool = True,
     ) -> None:
-        """TypeError, ValueError: an argument is wrong; the message says what to write instead."""
+        """Check the arguments; all are keywords.
+
+        Args:
+            store_factory: Class of the store that ranks and monitor processes share.
+            store_kwargs: Its arguments.
+            initialize: Called at the start of each iteration.
+            abort: Called on an interruption, to break what the function waits for. None: nothing is broken.
+            completion: Called once all ranks have completed.
+            terminate: Called on a rank that leaves with an exception.
+            finalize: Called after an interruption, to release what the function left behind.
+            health_check: Called before each iteration; a rank whose check fails leaves.
+            rank_assignment: Gives the remaining ranks their numbers.
+            rank_filter: Decides which ranks call the function. The others are spares. None: all ranks do.
+            monitor_thread_interval: How often the monitor thread looks for faults of its rank.
+            monitor_process_interval: How often the monitor process does.
+            heartbeat_interval: How often a monitor process reports that it lives.
+            heartbeat_timeout: A rank whose heartbeats are missing for so long is lost.
+            progress_watchdog_interval: How often the main thread's progress is recorded.
+            soft_timeout: A rank without progress for so long is interrupted.
+            hard_timeout: A rank without progress for so long is killed.
+            barrier_timeout: How long ranks wait for each other between two iterations.
+            completion_timeout: How long a rank that has completed waits for the others.
+            last_call_wait: How long ranks wait for further ranks that end, once one has ended.
+            termination_grace_time: Time between SIGTERM and SIGKILL.
+            monitor_process_logfile: Absolute path of the monitor process's log; `{rank}` in it is replaced.
+            enabled: False: the decorator returns the function itself.
+
+        Raises:
+            TypeError: An argument has another type. The message says what to write instead.
+            ValueError: An argument is wrong, or this torch has no torch.distributed.
+        """
         enforce_subclass("store_factory", store_factory, StoreMixin)
         enforce_type("store_kwargs", store_kwargs, dict, None)
         enforce_instance_of_hook("initialize", initialize, Initialize)

@@ -58,7 +58,7 @@ class AgentConnection:
         return bool(self.socket.recv(1))
 
 
-def connect() -> tuple[AgentConnection, tuple[int, ...]] | None:
+def connect_to_agent() -> tuple[AgentConnection, tuple[int, ...]] | None:
     """Connect to the agent in the environment, for the round in the environment.
 
     Returns:

@@ -61,7 +61,7 @@ class ProgressChannel:
 
     def _connect(self) -> None:
         self.state = ChannelState.NO_AGENT
-        connected = agent_connection.connect()
+        connected = agent_connection.connect_to_agent()
         if connected is None:
             return
         self.state = ChannelState.CONNECTED
@@ -119,19 +119,41 @@ channel = ProgressChannel()
 
 
 class Stopped(SystemExit):
-    """Raised by `progress` at the last step of a round that ends on plan; the process should exit with it."""
+    """Raised by `progress` at the last step of a round that ends on plan; the process should exit with it.
+
+    It is a SystemExit with code 0, so `except Exception` does not catch it. Do not start another step after it. In a
+    restartable function, let it leave the function: the function is called again in the next round.
+
+    Example:
+        >>> try:
+        ...     elasticjob.progress(1)
+        ... except elasticjob.Stopped:
+        ...     print("the round ends: close the log files")
+        ...     raise
+    """
 
 
 def progress(step: int, total: SupportsIndex | None = None, metrics: Mapping[str, SupportsFloat] | None = None) -> None:
     """Report that `step` is done: an integer, 0 or more, that grows by the same amounts on every rank.
 
-    `total` is the number of steps of the whole training. `metrics` are numbers or tensors of one element, by name. Rank
-    0 reports both to `status.trainerStatus`; it reads them once a second, and at the last step. TypeError: `total` is
-    no whole number, or a metric is no number. ValueError: too many metrics.
+    Call it once a step on every rank, from the main thread, after the optimizer's step and after the assignment of
+    `State.step`. Without an elasticjob agent it does nothing.
 
-    Call it once a step on every rank, from the main thread. If the round ends on plan (a node joins, leaves or is
-    drained), all ranks stop after the same step: there this runs the callbacks of `on_stop` and raises `Stopped`.
-    Without an elasticjob agent this does nothing.
+    Args:
+        step: Number of steps done.
+        total: Number of steps of the whole training; None: unknown.
+        metrics: Numbers or tensors of one element, by name. Rank 0 reports them and `total` to `status.trainerStatus`;
+            it reads them once a second, and at the last step.
+
+    Raises:
+        Stopped: The round ends on plan (a pod joins, leaves or is drained), and this was its last step, the same on all
+            ranks. The callbacks of `on_stop` have run.
+        TypeError: `total` is not a whole number, or a metric is not a number.
+        ValueError: There are too many metrics.
+
+    Example:
+        >>> for step in range(1, 4):
+        ...     elasticjob.progress(step, total=3, metrics={"loss": 1 / step})
     """
     connection = channel.connection or channel.open()
     if connection is None:
@@ -166,12 +188,20 @@ def heartbeat() -> None:
 
 
 def deadline() -> float | None:
-    """Return the seconds until this process must have ended, 0.0 if they are over; None while nothing ends it.
+    """Return the seconds until this process must have ended; None while nothing ends it.
 
-    The process must end because its pod does (a deletion, an eviction, a drain, a shutdown of the machine), because the
-    end of its machine is announced with a time, because the round ends on plan, or because another rank has failed. The
-    value differs between ranks. It may fall at any time, and is None again in the next round of a process that stays on
-    a machine that stays. Without an elasticjob agent it is None.
+    A process must end because its pod does (a deletion, an eviction, a drain, a shutdown of the Node), because the end
+    of its Node is announced with a time, because the round ends on plan, or because another rank has failed. The value
+    differs between ranks and may fall at any time. In a process that survives the round it is None again in the next
+    one, if its Node stays.
+
+    Returns:
+        Seconds, 0.0 if the time is over. None without an elasticjob agent.
+
+    Example:
+        >>> left = elasticjob.deadline()
+        >>> if left is not None and left > 20:
+        ...     print("there is time for a checkpoint that takes 10 s")
     """
     connection = channel.open()
     if connection is None or not 0 < (at := connection.words[PageWord.DEADLINE]) < NO_LIMIT:
@@ -180,7 +210,18 @@ def deadline() -> float | None:
 
 
 def on_stop(save: Callable[[], object]) -> None:
-    """Call `save` on every rank after the last step of a round that ends on plan, in the order of registration."""
+    """Call `save` on every rank after the last step of a round that ends on plan, in the order of registration.
+
+    `progress` calls it, in the main thread, before it raises `Stopped`. A `State` and a `ShardedState` commit there on
+    their own. Register it before the first step; in a restartable function, what was registered inside the function is
+    dropped when the round ends.
+
+    Args:
+        save: Called without arguments. What it raises leaves `progress` in place of `Stopped`.
+
+    Example:
+        >>> elasticjob.on_stop(lambda: print("all ranks save after the same step"))
+    """
     channel.callbacks.append(save)
 
 

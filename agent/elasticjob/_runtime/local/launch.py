@@ -26,7 +26,12 @@ from elasticjob._runtime.system.daemon_threads import run_without_joining
 
 
 class WorkerState(str, Enum):
-    """torch's states of a worker group. A group fails or succeeds as a unit."""
+    """torch's states of a worker group. A group fails or succeeds as a unit.
+
+    Example:
+        >>> elasticjob.WorkerState.is_running(elasticjob.WorkerState.SUCCEEDED)
+        False
+    """
 
     UNKNOWN = "UNKNOWN"
     INIT = "INIT"
@@ -44,7 +49,13 @@ class WorkerState(str, Enum):
 
 @dataclass(frozen=True)
 class RunResult:
-    """The result of a run. Workers that an agent stopped are neither in `return_values` nor in `failures`."""
+    """The result of a run. Workers that an agent stopped are neither in `return_values` nor in `failures`.
+
+    Example:
+        >>> result = elasticjob.RunResult(elasticjob.WorkerState.SUCCEEDED, return_values={0: "trained"})
+        >>> result.is_failed(), result.return_values[0]
+        (False, 'trained')
+    """
 
     state: WorkerState
     """SUCCEEDED, FAILED, or STOPPED after a signal to this process."""
@@ -69,11 +80,30 @@ def launch(
 ) -> RunResult:
     """Run `entrypoint(*args)` in `nodes * nproc_per_node` workers, and return the result.
 
-    The workers restart together, at most `max_restarts` times. Their environment is torchrun's.
-    A function must be importable by name, as for `multiprocessing` with spawn; a script that defines it in `__main__`
-    must guard its call of `launch`. A string is a program with the arguments `args`.
-    Call `launch` from the main thread. It raises ManifestError for invalid numbers, and pickle's errors if the function
-    or its arguments cannot be pickled.
+    Call `launch` from the main thread. The workers restart together; their environment is torchrun's.
+
+    Args:
+        entrypoint: A function that can be imported by name, as for `multiprocessing` with spawn: a script that defines
+            it in `__main__` must guard its call of `launch`. Or a program.
+        args: Arguments of the function or the program.
+        nproc_per_node: Workers of each node of the job.
+        nodes: Nodes of the job, which all run on this host.
+        min_nodes: Nodes with which the workers go on when others are lost. None: all.
+        max_restarts: How often the workers restart, at most.
+        preload: Modules that are imported before workers are forked.
+        env: Further environment variables of the workers.
+
+    Returns:
+        What the workers returned, or why they failed. A failure is not raised.
+
+    Raises:
+        ManifestError: A number is invalid.
+        PicklingError: The function or its arguments cannot be pickled (or another error of pickle).
+
+    Example:
+        >>> result = elasticjob.launch(sys.executable, "-c", "print('hello')", nproc_per_node=2, preload=())
+        >>> result.state
+        <WorkerState.SUCCEEDED: 'SUCCEEDED'>
     """
     with tempfile.TemporaryDirectory(prefix="elasticjob-launch-") as scratch:
         folder = Path(scratch)

@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -19,6 +19,7 @@ from elasticjob.inprocess._call.environment import Environment, host_name
 from elasticjob.inprocess._call.frames import forget_frames
 from elasticjob.inprocess._call.hook_calls import HookCalls
 from elasticjob.inprocess._call.injection import substitute
+from elasticjob.inprocess._call.iteration_end import IterationCompleted, IterationInterrupted
 from elasticjob.inprocess._call.log_setup import LogSetup
 from elasticjob.inprocess._call.monitor_start import start_monitor_process
 from elasticjob.inprocess._call.wrapper_arguments import WrapperArguments
@@ -43,25 +44,17 @@ _running = threading.Lock()
 """Held during a call: a wrapped function cannot call another one."""
 
 
-@dataclass(frozen=True)
-class _Completed:
-    """All ranks have completed the iteration."""
-
-    value: Any
-
-
-@dataclass(frozen=True)
-class _Interrupted:
-    """The iteration is to be restarted."""
-
-    error: Exception | None
-    """What this rank's function raised."""
-
-
 class CallWrapper:
     """One call of a wrapped function on this rank.
 
     The function gets it as the value of each parameter that is annotated with `CallWrapper` or `CallWrapper | None`.
+
+    Example:
+        >>> def train(call: CallWrapper) -> None:
+        ...     for step in range(100):
+        ...         call.ping()  # from now on this rank must ping within the soft time-out
+        ...         with call.atomic():
+        ...             pass  # write a checkpoint: no restart interrupts it
     """
 
     def __init__(self, arguments: WrapperArguments) -> None:
@@ -173,7 +166,7 @@ class CallWrapper:
             while True:
                 self._begin_iteration()
                 ended = self._run_iteration(call)
-                if isinstance(ended, _Completed):
+                if isinstance(ended, IterationCompleted):
                     self._end_monitor_thread()  # before its connection is closed
                     self._hooks.complete(self._state)
                     return ended.value
@@ -211,20 +204,20 @@ class CallWrapper:
         if self._current_store.record_lost_before_iteration(missing, store, state.initial_world_size, state.world_size):
             log.warning("ranks %s ended before iteration %d", sorted(missing), state.iteration)
 
-    def _run_iteration(self, call: Callable[[], Any]) -> _Completed | _Interrupted:
+    def _run_iteration(self, call: Callable[[], Any]) -> IterationCompleted | IterationInterrupted:
         """Run the function once on this rank, and follow the iteration until its outcome."""
         errors: list[Exception] = []
         thread = self._thread = self._start_monitor_thread()
         try:
             with self._hooks.around_function(), self._interrupter.armed():
-                return _Completed(self._run_rank(call, errors))
+                return IterationCompleted(self._run_rank(call, errors))
         except RankShouldRestart as interruption:
             forget_frames(interruption)
         except Exception as error:
             raise InternalError(f"iteration {self.iteration} failed, and no restart came: {error}") from error
         if thread.failure is not None:
             raise InternalError(f"the wrapper's store is unavailable: {thread.failure}") from thread.failure
-        return _Interrupted(errors[0] if errors else None)
+        return IterationInterrupted(errors[0] if errors else None)
 
     def _run_rank(self, call: Callable[[], Any], errors: list[Exception]) -> Any:
         """Run the hooks and the function of this rank. An interruption is raised in it, at any place."""

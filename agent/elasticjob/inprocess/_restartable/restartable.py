@@ -77,11 +77,28 @@ def restartable(function: Callable[P, T] | None = None, *, spare_process: bool =
     keep their state: model, optimizer, `elasticjob.State`. A process that hangs is replaced by a new one after
     `stopGraceSeconds`. The others wait for it, or go on with fewer ranks until it joins.
 
-    `spare_process`: once a rank has made its first step, or has been in the function for as long as it took to get
-    there, another process of it runs the script up to the function and waits there. It takes the place of one that
-    ends, and saves the time that the script needs up to the function, for the memory of what the script makes there.
+    Call the decorated function once, from the main thread. Any other call is an ordinary one. Without an elasticjob
+    agent, the function is called once.
 
-    Call it once, from the main thread. Without an elasticjob agent, it is called once.
+    Args:
+        function: The training function. Its return value ends the job on this rank.
+        spare_process: Keep another process of each rank that has run the script up to the function and waits there. It
+            is started once the rank has made its first step, or has been in the function for as long as it took to get
+            there. When the rank's process ends, it takes its place. This saves the time that the script needs up to the
+            function, and costs the memory of what the script creates there.
+
+    Returns:
+        A function with the same arguments and result.
+
+    Raises:
+        Stopped: From the decorated function, if no further round comes for this process.
+
+    Example:
+        >>> @elasticjob.restartable
+        ... def train():
+        ...     return "trained"
+        >>> train()
+        'trained'
     """
     if function is None:
         return functools.partial(_restartable, spare_process=spare_process)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, SupportsFloat, SupportsIndex
 
@@ -20,7 +19,6 @@ from elasticjob._runtime.contract.snapshot_format.state_sources import (
     Version,
     choose_transfer,
     equal_generators,
-    lost_steps,
 )
 from elasticjob._runtime.system.memory_file import memory_file
 from elasticjob._runtime.system.process_end import end_outdated_process
@@ -33,6 +31,7 @@ from elasticjob.training.replicated.current_state import current
 from elasticjob.training.replicated.frozen_parameters import FrozenParameters
 from elasticjob.training.replicated.live_block import LiveBlock, Receive, receive_into
 from elasticjob.training.replicated.live_state import LiveState
+from elasticjob.training.replicated.lost_steps import report_change, report_lost_steps
 from elasticjob.training.replicated.rank_memory import RankMemory
 from elasticjob.training.replicated.rank_random_states import RankRandomStates
 from elasticjob.training.replicated.state_arguments import checked_minutes, checked_step
@@ -46,6 +45,8 @@ from elasticjob.training.update_guard import guard
 
 class State:
     """Model, optimizer and other training state, with the number of steps done.
+
+    This is `elasticjob.State`. `elasticjob.inprocess.State` is another class: a rank's place among the others.
 
     `commit` copies the state to memory of this node that outlives the process. `sync`, at the start of every round,
     brings all ranks to the newest state of any rank or node. When a round ends on plan, all ranks commit at its last
@@ -64,6 +65,20 @@ class State:
     Random states: each rank keeps its own (Python, NumPy, torch). A rank that has none for the state that it restores,
     such as one on a new node, gets the states of the others where these are equal, as after equal seeds. Otherwise it
     gets a seed derived from the State's (torch's initial seed), its rank, and the state's sequence number and step.
+
+    Order of calls: create it, create the process group, `sync`, then `commit` or `save` at any time between two steps.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> state = elasticjob.State(model=model, optimizer=optimizer, epoch=0)
+        >>> state.sync()
+        >>> while state.step < 3:
+        ...     model(torch.ones(1, 2)).sum().backward()
+        ...     optimizer.step()
+        ...     optimizer.zero_grad()
+        ...     state.step += 1
+        >>> state.commit()
     """
 
     def __init__(
@@ -76,14 +91,21 @@ class State:
         frozen_parameters: bool = True,
         **parts: Any,
     ) -> None:
-        """Check all parts. TypeError: a part cannot be kept; ValueError: its name is reserved, `step` is negative, or
-        `save_minutes` is not above 0 or has no `path`.
+        """Check all parts.
 
-        `path`: the file to which an agent saves the state at the end of its job or node, loaded if it is newer than all
-        copies in memory; None: no file. `save_minutes`: also save every so many minutes while training continues.
-        `random_states`: keep them; False if the script seeds its generators itself at each step.
-        `frozen_parameters`: keep those of modules that need no gradient; False if the script loads the same ones in
-        every process, such as those of a pretrained model.
+        Args:
+            step: Number of steps done before.
+            path: File to which an agent saves the state at the end of its job or pod. It is loaded if it is newer than
+                all copies in memory. None: no file.
+            save_minutes: Also save every so many minutes while training continues.
+            random_states: Keep them. False if the script seeds its generators itself at each step.
+            frozen_parameters: Keep parameters that need no gradient. False if the script loads the same ones in every
+                process, such as those of a pretrained model.
+            parts: Objects and plain values by name.
+
+        Raises:
+            TypeError: A part cannot be kept.
+            ValueError: A part's name is reserved, `step` is negative, or `save_minutes` is not above 0 or has no path.
         """
         self.path = os.path.abspath(path) if path is not None else None  # noqa: PTH100
         self._step = checked_step(step)
@@ -202,7 +224,7 @@ class State:
         available = [AvailableStates.parse(numbers) for numbers in exchange.gather(own.numbers())]
         transfer = choose_transfer(available)
         if transfer is not None:
-            self._report_lost_steps(available, transfer, own)
+            report_lost_steps(available, transfer, own, self._live)
         same = equal_generators(available, transfer.version if transfer is not None else NO_VERSION)
         if transfer is not None:
             self._restore(exchange, transfer, own, same)
@@ -211,7 +233,7 @@ class State:
             end_outdated_process()  # a process with the state has ended after its agent had reported that it stays
         elif any(other.half_changed for other in available):
             if own.half_changed:
-                self._report_change()
+                report_change(self._live)
             raise RuntimeError("every rank was interrupted inside a step, and there is no copy: restart the training")
         if self._random is not None:
             self._random.record_equal_generators(same)
@@ -228,22 +250,6 @@ class State:
         self.commit()
         if state_exchange.rank() == 0:
             state_file.save_block(self._copies.newest()[0], self.path)
-
-    def _report_lost_steps(
-        self, available: Sequence[AvailableStates], transfer: Transfer, own: AvailableStates
-    ) -> None:
-        """Write why this rank has no whole state, and on rank 0 which steps are lost, if the ranks go back."""
-        lost = lost_steps(available, transfer)
-        if lost and own.half_changed:
-            self._report_change()
-        if lost and state_exchange.rank() == 0:
-            sys.stderr.write(
-                f"elasticjob: the training goes back to step {transfer.version[1]}, the newest that is whole: {lost} "
-                f"steps are lost. No process has step {transfer.version[1] + lost} whole\n"
-            )
-
-    def _report_change(self) -> None:
-        sys.stderr.write(f"elasticjob: rank {state_exchange.rank()}: {self._live.describe_change()}\n")
 
     def _complete(self) -> None:
         """Let the objects as they are now be the newest state. Call it on all ranks, after a wait for the device."""

@@ -62,15 +62,38 @@ class ShardedState:
 
     Models and optimizers keep their shards (DTensor). Other objects with `state_dict` and `load_state_dict`, samplers
     with `set_epoch`, and plain values must be the same on all ranks. Plain values are attributes of the ShardedState.
-    Build model, optimizer and ShardedState anew in each round, before `sync`: their device mesh belongs to its process
+    Build a new model, optimizer and ShardedState in each round, before `sync`: their device mesh belongs to its process
     groups.
+
+    Order of calls: create the process group, then the ShardedState, `sync`, and `commit` after each step or less often.
+
+    Example:
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> model = torch.nn.Linear(2, 1)  # with more ranks: fully_shard(model)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> state = elasticjob.ShardedState(model=model, optimizer=optimizer)
+        >>> state.sync()  # there is no state yet
+        False
+        >>> while state.step < 3:
+        ...     model(torch.ones(1, 2)).sum().backward()
+        ...     optimizer.step()
+        ...     optimizer.zero_grad()
+        ...     state.step += 1
+        ...     state.commit()
+        >>> dist.destroy_process_group()
     """
 
     def __init__(self, *, step: int = 0, random_states: bool = True, **parts: Any) -> None:
-        """Check all parts. TypeError: a part cannot be kept, or only State has this option; ValueError: its name is
-        reserved, or `step` is negative.
+        """Check all parts.
 
-        `random_states`: keep those of each rank (Python, NumPy, torch); False if the script seeds at each step.
+        Args:
+            step: Number of steps done before.
+            random_states: Keep those of each rank (Python, NumPy, torch). False if the script seeds at each step.
+            parts: Objects and plain values by name.
+
+        Raises:
+            TypeError: A part cannot be kept, or only State has this option.
+            ValueError: A part's name is reserved, or `step` is negative.
         """
         if wrong := next((name for name in _OPTIONS_OF_STATE if name in parts), ""):
             text = "only State has it; write files with torch.distributed.checkpoint"
