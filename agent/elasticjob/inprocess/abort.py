@@ -1,4 +1,4 @@
-"""Hook that makes a function end whose iteration was interrupted."""
+"""Hook that breaks the running collectives, so that an interrupted function returns."""
 
 from __future__ import annotations
 

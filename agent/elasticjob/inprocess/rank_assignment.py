@@ -37,7 +37,7 @@ class RankPlace:
     rank: int
     initial_rank: int
     host: str
-    """Name of its machine, or the value of ELASTICJOB_TOPOLOGY: names of enclosing domains, the outermost first,
+    """Name of its host, or the value of ELASTICJOB_TOPOLOGY: names of enclosing domains, the outermost first,
     separated by `/`."""
 
     def domain(self, depth: int) -> str:
@@ -133,7 +133,7 @@ class Layer:
     """A layer of the topology, for `Tree`."""
 
     key: Callable[[RankPlace], str]
-    """Returns the name of the member's domain in this layer, for example its machine or its rack."""
+    """Returns the name of the member's domain in this layer, for example its host or its rack."""
     min_ranks: int = 1
     """A domain with fewer remaining ranks has spares only."""
     max_ranks: int | None = None
@@ -185,7 +185,7 @@ class FilterGroupedByKey(RankAssignment):
     """Terminates all remaining ranks of a group, if their number is wrong. Another rank assignment must follow.
 
     For example `compose(FilterGroupedByKey(lambda _: socket.gethostname(), lambda n: n == 8), ShiftRanks())`
-    leaves out each machine that has lost a rank. A rank that is left out ends with `RestartError`.
+    leaves out each host that has lost a rank. A rank that is left out ends with `RestartError`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Which interface of this machine received data: by the kernel's counters, whatever library has used it."""
+"""Which network interface of this host received data: by the kernel's counters, whatever library has used it."""
 
 from __future__ import annotations
 

@@ -13,13 +13,13 @@ from elasticjob.inprocess._stores.store_mixin import StoreMixin
 from elasticjob.inprocess.state import State
 
 TOPOLOGY_VARIABLE = "ELASTICJOB_TOPOLOGY"
-"""Names of the domains that enclose this machine, the outermost first, separated by `/`, and its own name."""
+"""Names of the domains that enclose this Node, the outermost first, separated by `/`, and its own name."""
 _RESTORED = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT")
 _KEY = "process-groups"
 
 
 def host_name() -> str:
-    """Return this machine's place in the topology: its name, unless ELASTICJOB_TOPOLOGY is set."""
+    """Return this host's place in the topology: its name, unless ELASTICJOB_TOPOLOGY is set."""
     return os.environ.get(TOPOLOGY_VARIABLE) or socket.gethostname()
 
 
@@ -27,7 +27,7 @@ class Environment:
     """Sets the variables for each iteration.
 
     Active rank 0 serves a new store for the process groups, so that no iteration finds addresses of an earlier one,
-    and so that ranks may move to other machines. For torch this is the store of an agent: all ranks are clients.
+    and so that ranks may move to other hosts. For torch this is the store of an agent: all ranks are clients.
     """
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ from elasticjob.inprocess._groups.own_sockets import ip_sockets, listens, own_op
 _GLOO_WORKER = "pt_gloo_runloop"
 """Name of the threads in which torch runs collectives of gloo."""
 _FUTEX = {"x86_64": "202", "aarch64": "98"}
-"""Number of the system call in which a thread waits for another one, by machine."""
+"""Number of the system call in which a thread waits for another one, by processor type."""
 _ASLEEP_SECONDS = 0.05
 """How long threads must not have run. One that waits for the interpreter's lock runs each 5 ms."""
 
@@ -30,12 +30,15 @@ def gloo_workers() -> frozenset[str]:
 
 
 def waits_for_lost_operation(older_workers: frozenset[str]) -> bool:
-    """Return whether the main thread waits for an operation of gloo that only ends with its group's time-out: it
-    sleeps, a thread of gloo sleeps until a deadline, and no connection is left from which that could hear.
+    """Return whether the main thread can only be freed by gloo's time-out.
 
-    `older_workers`: threads of gloo that do not count. Call it after the connections were shut down and after a signal
-    that ends all other waits of the main thread. Where it looks like that, it takes `_ASLEEP_SECONDS`, in which no
-    signal may be sent.
+    That is so if it sleeps, a thread of gloo sleeps until a deadline, and no socket is left that could wake them. Two
+    samples, `_ASLEEP_SECONDS` apart, confirm it: send no signals in the meantime.
+
+    Call it after the connections were shut down, and after a signal that ends all other waits of the main thread.
+
+    Args:
+        older_workers: Threads of gloo that do not count.
     """
     before = _sleepers(older_workers)
     if not before or _epoll_watches_connection():

@@ -32,7 +32,7 @@ def watched_ranks(own: int, world_size: int, left: AbstractSet[int]) -> set[int]
 class LossDetector:
     """Counts a rank as lost once its heartbeats have not changed for `timeout` seconds.
 
-    Only differences of this process's own clock are compared, never clocks of two machines.
+    Only differences of this process's own clock are compared, never clocks of two hosts.
     """
 
     def __init__(self, timeout: float) -> None:
@@ -50,7 +50,7 @@ class LossDetector:
 
 
 class RunningClock:
-    """Seconds during which this process could run: while a machine or container is paused, nothing is overdue."""
+    """Seconds during which this process could run: while a host or container is paused, nothing is overdue."""
 
     def __init__(self, now: float, longest_step: float) -> None:
         """`now`: a monotonic clock. `longest_step`: seconds between two readings of which all count."""

@@ -1,4 +1,4 @@
-"""What a process does once, in its first round and step, done ahead by a process that waits for its round.
+"""Do torch's one-time initialization (first group, first DDP step) while a prestarted process waits for its round.
 
 A fork shares its memory with the fork server until it writes there, and torch, its backends and drivers set up much
 when it is first used. In a round, all other ranks would wait for that.

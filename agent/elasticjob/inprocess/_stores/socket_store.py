@@ -45,7 +45,7 @@ class Connection:
 
     @property
     def is_local(self) -> bool:
-        """Whether the server runs on this machine."""
+        """Whether the server runs on this host."""
         return bool(self.own_address == self._socket.getpeername()[0])
 
     def close(self) -> None:
