@@ -34,6 +34,7 @@ MOVES = (
     FieldMove("nprocPerNode", "workers.nprocPerNode"),
     FieldMove("preload", "workers.preload"),
     FieldMove("stopGraceSeconds", "workers.stopGraceSeconds"),
+    FieldMove("trainerIntegration", "workers.trainerIntegration"),
     FieldMove("restartStrategy", "failurePolicy.restartStrategy"),
     FieldMove("hangPolicy", "failurePolicy.hang"),
     FieldMove("successPolicy", "successPolicy.operator"),
