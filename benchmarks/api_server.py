@@ -12,7 +12,7 @@ from cluster import build, pki
 from cluster.control_plane import api_server_flags, etcd_flags
 from cluster.layout import Layout
 from elasticjob._runtime.agent.processes import die_with_parent
-from support.ports import free_ports
+from support.common.ports import free_ports
 
 ADDRESS = "127.0.0.1"
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.run import exit_on_sigterm
-from support.fault_draw import draw_incidents
-from support.faulty_job import FaultReport, FaultyJob, possible_kinds
+from support.training.fault_draw import draw_incidents
+from support.training.faulty_job import FaultReport, FaultyJob, possible_kinds
 
 LOG = Path(tempfile.gettempdir()) / "elasticjob-faults-last.log"
 """The output of the last job."""

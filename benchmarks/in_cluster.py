@@ -22,10 +22,10 @@ from benchmarks.row import OURS, Row, Sample
 from benchmarks.run import exit_on_sigterm, format_value, save
 from benchmarks.stage import NAMESPACE, operator_pods, prepare
 from cluster import verbs
-from support.install import SYSTEM
-from support.jobs import Job, digits, kill_worker
-from support.kube import Json, Kube
-from support.logbook import LogBook, Step
+from support.cluster.install import SYSTEM
+from support.cluster.jobs import Job, digits, kill_worker
+from support.cluster.kube import Json, Kube
+from support.cluster.logbook import LogBook, Step
 
 NODES = 3
 MOVES = 8

@@ -19,7 +19,7 @@ import aiohttp
 
 from benchmarks.api_server import ADDRESS, ApiServer
 from elasticjob._runtime.agent.processes import die_with_parent
-from support.ports import free_ports
+from support.common.ports import free_ports
 
 NAMESPACE = "elasticjob-system"
 STOP_SECONDS = 30.0

@@ -32,7 +32,7 @@ from benchmarks.run import exit_on_sigterm, format_value, save
 from benchmarks.simulated_pods import NAMESPACE, SimulatedPods, jobs_path
 from elasticjob._runtime.store.open_files import raise_open_file_limit
 from elasticjob_operator.settings import OperatorSettings
-from support.ports import free_ports
+from support.common.ports import free_ports
 
 JOBS = 1000
 """Jobs of the rows in docs/benchmarks.md."""

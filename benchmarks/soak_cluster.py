@@ -13,10 +13,10 @@ from benchmarks.goodput import Fault, Step
 from benchmarks.soak_stage import digits_arguments
 from benchmarks.stage import NAMESPACE, operator_pods, prepare
 from cluster import verbs
-from support.install import SYSTEM
-from support.jobs import Job, digits, kill_worker
-from support.kube import is_true
-from support.logbook import LogBook
+from support.cluster.install import SYSTEM
+from support.cluster.jobs import Job, digits, kill_worker
+from support.cluster.kube import is_true
+from support.cluster.logbook import LogBook
 
 DOWNTIME = 20.0
 """Seconds until a killed node restarts or a cut-off node is connected again."""

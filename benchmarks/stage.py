@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from cluster import verbs
-from support.images import build_and_load
-from support.install import SYSTEM, install
-from support.kube import Kube
+from support.cluster.images import build_and_load
+from support.cluster.install import SYSTEM, install
+from support.cluster.kube import Kube
 
 NAMESPACE = "bench"
 

@@ -30,11 +30,11 @@ import picture  # noqa: E402
 from cluster import verbs  # noqa: E402
 from cluster.kind import docker_answers  # noqa: E402
 from local import play as local_play  # noqa: E402
-from support.images import build_all  # noqa: E402
-from support.install import install  # noqa: E402
-from support.jobs import Job, kill_worker  # noqa: E402
-from support.kube import ApiError, Json, Kube, condition, is_true  # noqa: E402
-from support.logbook import LogBook, Step  # noqa: E402
+from support.cluster.images import build_all  # noqa: E402
+from support.cluster.install import install  # noqa: E402
+from support.cluster.jobs import Job, kill_worker  # noqa: E402
+from support.cluster.kube import ApiError, Json, Kube, condition, is_true  # noqa: E402
+from support.cluster.logbook import LogBook, Step  # noqa: E402
 from timeline import Action, Row, Snapshot, rows  # noqa: E402
 
 NAMESPACE = "demo"

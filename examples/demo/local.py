@@ -21,7 +21,7 @@ from elasticjob._runtime.contract.messages import EndReason, Report
 from elasticjob._runtime.local.local_run import LocalRun
 from elasticjob._runtime.local.manifest.manifest import LocalJob, load_manifest, parse_local_job
 from elasticjob._runtime.local.terminal.screen import RunView
-from support.logbook import Step
+from support.cluster.logbook import Step
 from timeline import Action, Snapshot
 
 EXAMPLES = Path(__file__).resolve().parents[1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from support.logbook import Step
+from support.cluster.logbook import Step
 from timeline import Row
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from support.logbook import Step
+from support.cluster.logbook import Step
 
 CONDITIONS = ("RendezvousReady", "Restarting", "FullyScaled", "Complete", "Failed")
 """Conditions whose changes the timeline shows."""

@@ -19,7 +19,7 @@ from benchmarks.simulated_pods import NAMESPACE, SimulatedPods, jobs_path
 
 from cluster import build
 from cluster.layout import Layout
-from support.ports import free_ports
+from support.common.ports import free_ports
 
 JOBS = jobs_path(NAMESPACE)
 

@@ -20,9 +20,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from api_server.conftest import Cluster
 from cluster import build
 from cluster.layout import Layout
-from support.api_proxy import ApiProxy, api_proxy
-from support.kubectl import REPOSITORY, Tools
-from support.ports import free_ports
+from support.cluster.api_proxy import ApiProxy, api_proxy
+from support.cluster.kubectl import REPOSITORY, Tools
+from support.common.ports import free_ports
 
 RELEASE = "elasticjob"
 

@@ -8,7 +8,7 @@ from benchmarks.kube_requests import MERGE_PATCH
 
 from api_server.conftest import JOBS, Cluster
 from elasticjob._runtime.contract.names import Env, Label, Role
-from support.ports import free_ports
+from support.common.ports import free_ports
 
 
 def made_from(cluster: Cluster) -> set[tuple[str, str]]:

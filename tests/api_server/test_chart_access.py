@@ -15,7 +15,7 @@ from benchmarks.operator_process import NAMESPACE as SYSTEM
 from api_server.conftest import Cluster
 from api_server.restricted import restricted_operator
 from api_server.test_chart_values import of_kind, rendered, settings_of
-from support.ports import free_ports
+from support.common.ports import free_ports
 
 SECURE = {"metrics.secure.enabled": True}
 

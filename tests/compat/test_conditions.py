@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from compat.versions import VERSIONS, code_of
-from support.condition_table import DOCUMENTED, documented_conditions
+from support.operator.condition_table import DOCUMENTED, documented_conditions
 
 
 @pytest.mark.parametrize("version", VERSIONS)

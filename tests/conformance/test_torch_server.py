@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from support.store_client import StoreClient
+from support.common.store_client import StoreClient
 
 pytestmark = pytest.mark.torch
 dist: Any = pytest.importorskip("torch.distributed")

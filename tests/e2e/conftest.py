@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from cluster import verbs
-from support.images import build_and_load
-from support.install import SYSTEM, install
-from support.jobs import Job, diagnosis
-from support.kube import Json, Kube
-from support.logbook import LogBook
+from support.cluster.images import build_and_load
+from support.cluster.install import SYSTEM, install
+from support.cluster.jobs import Job, diagnosis
+from support.cluster.kube import Json, Kube
+from support.cluster.logbook import LogBook
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

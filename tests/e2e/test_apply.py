@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from support.jobs import Job, manifest
-from support.kube import Json, Kube
-from support.kubectl import Tools
+from support.cluster.jobs import Job, manifest
+from support.cluster.kube import Json, Kube
+from support.cluster.kubectl import Tools
 
 pytestmark = pytest.mark.cluster
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from support.jobs import Job, manifest
-from support.kube import Json, Kube, condition
-from support.logbook import LogBook
-from support.metrics_server import metrics_server
+from support.cluster.jobs import Job, manifest
+from support.cluster.kube import Json, Kube, condition
+from support.cluster.logbook import LogBook
+from support.cluster.metrics_server import metrics_server
 
 Submit = Callable[[Json], Job]
 Follow = Callable[[Job], LogBook]

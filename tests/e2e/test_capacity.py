@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from support.jobs import ROOM, Job, manifest
-from support.kube import Json, Kube, condition
+from support.cluster.jobs import ROOM, Job, manifest
+from support.cluster.kube import Json, Kube, condition
 
 Submit = Callable[[Json], Job]
 FOR_EVER = "import time; time.sleep(600)"

@@ -17,10 +17,10 @@ from elasticjob_operator.kube import api
 from elasticjob_operator.manifests.policies import OPERATOR_LABELS
 from elasticjob_operator.model.cluster.notices import NoticeKeys
 from elasticjob_operator.settings import parse_settings
-from support.install import RELEASE, SYSTEM, install
-from support.jobs import manifest
-from support.kube import Json, Kube
-from support.kubectl import REPOSITORY, Done, Tools
+from support.cluster.install import RELEASE, SYSTEM, install
+from support.cluster.jobs import manifest
+from support.cluster.kube import Json, Kube
+from support.cluster.kubectl import REPOSITORY, Done, Tools
 
 pytestmark = pytest.mark.cluster
 

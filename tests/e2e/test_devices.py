@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from support.jobs import Job, manifest
-from support.kube import Json, Kube
+from support.cluster.jobs import Job, manifest
+from support.cluster.kube import Json, Kube
 
 Submit = Callable[[Json], Job]
 REQUEST = {"name": "gpu", "exactly": {"deviceClassName": "gpu.example.com", "count": 2}}

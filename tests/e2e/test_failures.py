@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cluster import verbs
-from support.images import renamed
-from support.jobs import DIGITS, Job, manifest
-from support.kube import Json, Kube, condition
+from support.cluster.images import renamed
+from support.cluster.jobs import DIGITS, Job, manifest
+from support.cluster.kube import Json, Kube, condition
 
 Submit = Callable[[Json], Job]
 

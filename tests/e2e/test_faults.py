@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from cluster import verbs
-from support import processes
-from support.install import SYSTEM
-from support.jobs import Job, kill_worker, slow_digits
-from support.kube import Json, Kube
-from support.logbook import LATE, LogBook
+from support.cluster.install import SYSTEM
+from support.cluster.jobs import Job, kill_worker, slow_digits
+from support.cluster.kube import Json, Kube
+from support.cluster.logbook import LATE, LogBook
+from support.common import processes
 
 Submit = Callable[[Json], Job]
 Follow = Callable[[Job], LogBook]

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from support.install import RELEASE, SYSTEM
-from support.jobs import Job, manifest
-from support.kube import Json, Kube, condition
+from support.cluster.install import RELEASE, SYSTEM
+from support.cluster.jobs import Job, manifest
+from support.cluster.kube import Json, Kube, condition
 
 Submit = Callable[[Json], Job]
 GROUP = "scheduling.x-k8s.io"

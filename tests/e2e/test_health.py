@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from cluster import verbs
-from support.jobs import Job, manifest
-from support.kube import Json, condition
+from support.cluster.jobs import Job, manifest
+from support.cluster.kube import Json, condition
 
 Submit = Callable[[Json], Job]
 SICK = "node2"

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from elasticjob_operator.model.cluster.raw import timestamp
-from support.install import install
-from support.jobs import Job, manifest
-from support.kube import Json, Kube, condition, is_true
+from support.cluster.install import install
+from support.cluster.jobs import Job, manifest
+from support.cluster.kube import Json, Kube, condition, is_true
 
 Submit = Callable[[Json], Job]
 GROUP = "kueue.x-k8s.io"

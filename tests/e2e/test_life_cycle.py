@@ -10,9 +10,9 @@ from pathlib import Path
 import yaml
 
 from cluster import verbs
-from support.jobs import Job, manifest
-from support.kube import Json, Kube, condition
-from support.logbook import LogBook
+from support.cluster.jobs import Job, manifest
+from support.cluster.kube import Json, Kube, condition
+from support.cluster.logbook import LogBook
 
 Submit = Callable[[Json], Job]
 Follow = Callable[[Job], LogBook]

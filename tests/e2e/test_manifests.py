@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from elasticjob._runtime.contract.commands.reserved_variables import RESERVED_VARIABLES
-from support.kube import ApiError, Json, Kube
-from support.kubectl import Tools
+from support.cluster.kube import ApiError, Json, Kube
+from support.cluster.kubectl import Tools
 
 pytestmark = pytest.mark.cluster
 

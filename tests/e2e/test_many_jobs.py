@@ -21,8 +21,8 @@ from benchmarks.simulated_pods import FIRST_ADDRESS, SimulatedPods, jobs_path
 
 from elasticjob._runtime.contract.names import Label
 from elasticjob._runtime.store.open_files import raise_open_file_limit
-from support.kube import condition, is_true
-from support.ports import free_ports
+from support.cluster.kube import condition, is_true
+from support.common.ports import free_ports
 
 NAMESPACES = 10
 LIMIT = 120.0

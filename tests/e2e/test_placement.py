@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from support.install import install
-from support.jobs import DIGITS, Job, manifest
-from support.kube import Json, Kube
+from support.cluster.install import install
+from support.cluster.jobs import DIGITS, Job, manifest
+from support.cluster.kube import Json, Kube
 
 Submit = Callable[[Json], Job]
 BLOCK = "example.com/block"

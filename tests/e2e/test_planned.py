@@ -11,9 +11,9 @@ from statistics import median
 
 import pytest
 
-from support.jobs import DIGITS, ROOM, Job, kubectl, manifest
-from support.kube import Json, Kube
-from support.logbook import LogBook
+from support.cluster.jobs import DIGITS, ROOM, Job, kubectl, manifest
+from support.cluster.kube import Json, Kube
+from support.cluster.logbook import LogBook
 
 Submit = Callable[[Json], Job]
 Follow = Callable[[Job], LogBook]

@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import pytest
 
-from support.install import SYSTEM
-from support.jobs import Job, manifest
-from support.kube import ApiError, Json, Kube
+from support.cluster.install import SYSTEM
+from support.cluster.jobs import Job, manifest
+from support.cluster.kube import ApiError, Json, Kube
 
 Submit = Callable[[Json], Job]
 

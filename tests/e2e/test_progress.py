@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from support.jobs import Job, kubectl, manifest
-from support.kube import Json, Kube
+from support.cluster.jobs import Job, kubectl, manifest
+from support.cluster.kube import Json, Kube
 
 Submit = Callable[[Json], Job]
 STEPS = """

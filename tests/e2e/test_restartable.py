@@ -9,9 +9,9 @@ from pathlib import Path
 
 import yaml
 
-from support.jobs import Job, kill_worker
-from support.kube import Json, Kube
-from support.logbook import LogBook
+from support.cluster.jobs import Job, kill_worker
+from support.cluster.kube import Json, Kube
+from support.cluster.logbook import LogBook
 
 Submit = Callable[[Json], Job]
 Follow = Callable[[Job], LogBook]

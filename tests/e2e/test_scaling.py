@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from cluster import verbs
-from support.jobs import Job, digits, kubectl, manifest, slow_digits
-from support.kube import Json, Kube, condition
-from support.logbook import LogBook
+from support.cluster.jobs import Job, digits, kubectl, manifest, slow_digits
+from support.cluster.kube import Json, Kube, condition
+from support.cluster.logbook import LogBook
 
 Submit = Callable[[Json], Job]
 Follow = Callable[[Job], LogBook]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from support.jobs import Job, kubectl, manifest
-from support.kube import Json, Kube
-from support.logbook import LogBook
+from support.cluster.jobs import Job, kubectl, manifest
+from support.cluster.kube import Json, Kube
+from support.cluster.logbook import LogBook
 
 Submit = Callable[[Json], Job]
 Follow = Callable[[Job], LogBook]

@@ -8,10 +8,10 @@ from collections.abc import Callable
 import pytest
 
 from cluster import verbs
-from support.install import SYSTEM
-from support.jobs import Job, slow_digits
-from support.kube import Json, Kube
-from support.logbook import LATE, LogBook
+from support.cluster.install import SYSTEM
+from support.cluster.jobs import Job, slow_digits
+from support.cluster.kube import Json, Kube
+from support.cluster.logbook import LATE, LogBook
 
 Submit = Callable[[Json], Job]
 Follow = Callable[[Job], LogBook]

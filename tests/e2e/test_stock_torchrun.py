@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from support.jobs import Job, digits, kubectl
-from support.kube import Json
-from support.logbook import LATE, LogBook
+from support.cluster.jobs import Job, digits, kubectl
+from support.cluster.kube import Json
+from support.cluster.logbook import LATE, LogBook
 
 Submit = Callable[[Json], Job]
 Follow = Callable[[Job], LogBook]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from support.jobs import Job, digits, kubectl, manifest
-from support.kube import Json, Kube
+from support.cluster.jobs import Job, digits, kubectl, manifest
+from support.cluster.kube import Json, Kube
 
 Submit = Callable[[Json], Job]
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from support.install import CHART, RELEASE, SYSTEM, install, wait_rolled_out
-from support.jobs import Job, manifest
-from support.kube import Json, Kube
-from support.kubectl import Tools
-from support.logbook import LogBook
+from support.cluster.install import CHART, RELEASE, SYSTEM, install, wait_rolled_out
+from support.cluster.jobs import Job, manifest
+from support.cluster.kube import Json, Kube
+from support.cluster.kubectl import Tools
+from support.cluster.logbook import LogBook
 
 Submit = Callable[[Json], Job]
 Follow = Callable[[Job], LogBook]

@@ -7,8 +7,8 @@ import re
 import signal
 from pathlib import Path
 
-from support.local_run import LocalRun, manifest
-from support.worker_scripts import script
+from support.agent.worker_scripts import script
+from support.local.run import LocalRun, manifest
 
 TRAINS = """
 import os, sys, time

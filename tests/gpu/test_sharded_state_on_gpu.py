@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from support.local_run import LocalRun, manifest
-from support.worker_scripts import script
+from support.agent.worker_scripts import script
+from support.local.run import LocalRun, manifest
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "sharded" / "train.py"
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from elasticjob._runtime.system.code_root import CODE_ROOT
-from support.local_run import LocalRun, manifest
-from support.worker_scripts import script
+from support.agent.worker_scripts import script
+from support.local.run import LocalRun, manifest
 
 RESOURCES = {"limits": {"nvidia.com/gpu": 1}}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import elasticjob
-from support.child_process import ChildProcess
+from support.common.child_process import ChildProcess
 
 TRAINS = """
 import os

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from elasticjob._runtime.agent.reporting.termination_message import read_round
 from elasticjob._runtime.contract.names import Env, RoundId
-from support.local_run import LocalRun, manifest
-from support.lone_agent import lone_agent_environment
-from support.worker_scripts import script
+from support.agent.lone_agent import lone_agent_environment
+from support.agent.worker_scripts import script
+from support.local.run import LocalRun, manifest
 
 BREAK_WHILE_STARTING_WORKERS = """
 import sys

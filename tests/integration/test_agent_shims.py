@@ -19,7 +19,7 @@ from elasticjob._runtime.agent.processes import become_subreaper, descendants, r
 from elasticjob._runtime.agent.start_workers.command import parse_command
 from elasticjob._runtime.agent.start_workers.launcher import Launcher, WorkerStart
 from elasticjob._runtime.agent.start_workers.shims.shim_server import likely_python
-from support.local_run import LocalRun, manifest
+from support.local.run import LocalRun, manifest
 
 SCRIPT = """
 import os, sys

@@ -16,8 +16,8 @@ import pytest
 
 from elasticjob._runtime.agent.start_workers.worker_environment import NAME_LOOKUPS
 from elasticjob._runtime.system.code_root import CODE_ROOT
-from support.local_run import LocalRun, manifest
-from support.torchrun import WORKER, script
+from support.common.torchrun import WORKER, script
+from support.local.run import LocalRun, manifest
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 pytest.importorskip("torch")

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from support.local_run import PROGRAM, LocalRun
-from support.worker_scripts import script
+from support.agent.worker_scripts import script
+from support.local.run import PROGRAM, LocalRun
 
 SHOW = "import os, sys; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], *sys.argv[1:])"
 STATIC = ["--nnodes=$(WORLD_SIZE)", "--node_rank=$(RANK)", "--master_addr=$(MASTER_ADDR)", "--master_port=23456"]

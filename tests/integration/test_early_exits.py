@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from support.local_run import LocalRun, manifest
-from support.processes import state_of
-from support.worker_scripts import script
+from support.agent.worker_scripts import script
+from support.common.processes import state_of
+from support.local.run import LocalRun, manifest
 
 WAITS = """
 import os, sys, threading, time

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.local_run import LocalRun, manifest
+from support.local.run import LocalRun, manifest
 
 SCRIPT = """
 import json, os, pathlib, sys

@@ -17,11 +17,11 @@ import yaml
 from elasticjob._runtime.agent.processes import has_ended
 from elasticjob._runtime.agent.state_machine import effects
 from elasticjob._runtime.system.code_root import CODE_ROOT
-from support.child_process import ChildProcess
-from support.injected_errors import called, injecting
-from support.local_run import PROGRAM, manifest
-from support.lone_agent import lone_agent_environment
-from support.worker_scripts import script
+from support.agent.lone_agent import lone_agent_environment
+from support.agent.worker_scripts import script
+from support.common.child_process import ChildProcess
+from support.common.injected_errors import called, injecting
+from support.local.run import PROGRAM, manifest
 
 STEPS = f"""
 import os, sys, time

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.fault_draw import KINDS, UNNOTICED, Incident, RankFault
-from support.faulty_job import FaultyJob, possible_kinds
+from support.training.fault_draw import KINDS, UNNOTICED, Incident, RankFault
+from support.training.faulty_job import FaultyJob, possible_kinds
 
 pytestmark = pytest.mark.torch
 pytest.importorskip("torch")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from support.ports import free_port
+from support.common.ports import free_port
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
 

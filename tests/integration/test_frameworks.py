@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from support.local_run import LocalRun, manifest
-from support.processes import agent_over
+from support.common.processes import agent_over
+from support.local.run import LocalRun, manifest
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from support.local_run import LocalRun, manifest
-from support.worker_scripts import script
+from support.agent.worker_scripts import script
+from support.local.run import LocalRun, manifest
 
 TIMEOUT = 10
 

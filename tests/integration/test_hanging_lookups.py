@@ -14,8 +14,8 @@ import yaml
 
 from elasticjob._runtime.contract.names import Env, ExitCode
 from elasticjob._runtime.system.code_root import CODE_ROOT, program
-from support import silent_nameserver
-from support.child_process import ChildProcess
+from support.common import silent_nameserver
+from support.common.child_process import ChildProcess
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="namespaces need root")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from support.local_run import LocalRun, manifest
-from support.worker_scripts import script
+from support.agent.worker_scripts import script
+from support.local.run import LocalRun, manifest
 
 UNTIL_FILE = """
 import os, sys, time

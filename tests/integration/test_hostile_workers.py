@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from elasticjob._runtime.contract.names import Env
-from support.local_run import LocalRun, manifest
-from support.worker_scripts import script
+from support.agent.worker_scripts import script
+from support.local.run import LocalRun, manifest
 
 NESTED = """
 import os, sys

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import elasticjob
-from support.child_process import ChildProcess
-from support.local_run import LocalRun, manifest
-from support.wrapper_ranks import PRELUDE, ranks, trains
+from support.common.child_process import ChildProcess
+from support.local.run import LocalRun, manifest
+from support.training.wrapper_ranks import PRELUDE, ranks, trains
 
 pytestmark = pytest.mark.torch
 pytest.importorskip("torch.distributed")

@@ -15,10 +15,10 @@ import pytest
 
 from elasticjob._runtime.contract.messages import RoundPhase, RoundSettings
 from elasticjob._runtime.contract.names import Backend, Env, job_store_clients
-from support.agent_cluster import AgentCluster, start_training
-from support.child_process import ChildProcess
-from support.machines import machines, run_within_namespace
-from support.wrapper_ranks import PRELUDE
+from support.agent.cluster import AgentCluster, start_training
+from support.common.child_process import ChildProcess
+from support.common.machines import machines, run_within_namespace
+from support.training.wrapper_ranks import PRELUDE
 
 pytestmark = [
     pytest.mark.torch,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from support.local_run import LocalRun, manifest
+from support.local.run import LocalRun, manifest
 
 ACCELERATE = str(Path(sys.executable).with_name("accelerate"))
 TORCHRUN = str(Path(sys.executable).with_name("torchrun"))

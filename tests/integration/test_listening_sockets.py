@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from support import without_ipv6
-from support.local_run import LocalRun, manifest
-from support.worker_scripts import DDP, script
+from support.agent.worker_scripts import DDP, script
+from support.common import without_ipv6
+from support.local.run import LocalRun, manifest
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("ip"), reason="needs root and ip")
 

@@ -1,6 +1,6 @@
 """`elasticjob.State` in processes that survive the end of a round: real torch and gloo, three ranks, no agent.
 
-One program runs all scenarios (`support.live_state_ranks`), since torch takes seconds to import.
+One program runs all scenarios (`support.training.live_state_ranks`), since torch takes seconds to import.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 
 pytestmark = pytest.mark.torch
 TESTS = Path(__file__).parents[1]
-PROGRAM = TESTS / "support" / "live_state_ranks.py"
+PROGRAM = TESTS / "support/training/live_state_ranks.py"
 
 DOES_NOT_FIT = "write numbers, text, lists, dicts and tensors, or give the type state_dict and load_state_dict"
 SHARDED = (

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from elasticjob._runtime.agent.processes import descendants, has_ended
-from support.local_run import LocalRun, manifest
-from support.processes import agent_over, child_with, state_of
-from support.worker_scripts import DDP, script
+from support.agent.worker_scripts import DDP, script
+from support.common.processes import agent_over, child_with, state_of
+from support.local.run import LocalRun, manifest
 
 WAIT_FOR_FILE = """
 import os, sys, time

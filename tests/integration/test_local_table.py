@@ -7,8 +7,8 @@ import termios
 from pathlib import Path
 from typing import Any
 
-from support.local_run import manifest
-from support.terminal import Terminal
+from support.local.run import manifest
+from support.local.terminal import Terminal
 
 WAIT = """
 import os, sys, time

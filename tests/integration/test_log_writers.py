@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from support.local_run import LocalRun, manifest
+from support.local.run import LocalRun, manifest
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 pytest.importorskip("tensorboard")

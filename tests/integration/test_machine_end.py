@@ -19,7 +19,7 @@ from elasticjob._runtime.contract.messages import (
     RoundPhase,
     StandbyStore,
 )
-from support.agent_cluster import NODES, AgentCluster, Process, start_training
+from support.agent.cluster import NODES, AgentCluster, Process, start_training
 
 CLOCK = 1_000_000.0
 """What the operator's clock shows, far from that of this machine."""

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from support.local_run import LocalRun, manifest
-from support.worker_scripts import script
+from support.agent.worker_scripts import script
+from support.local.run import LocalRun, manifest
 
 pytestmark = pytest.mark.torch
-PROGRAM = Path(__file__).parents[1] / "support" / "non_blocking_commits.py"
+PROGRAM = Path(__file__).parents[1] / "support/training/non_blocking_commits.py"
 CHANGED = (
     "State.commit(non_blocking=True): model.0.weight was changed before it was copied, and not by a step of an "
     "optimizer of this State: the commit before this one is kept. Write state.commit()"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from support.local_run import LocalRun, manifest
+from support.local.run import LocalRun, manifest
 
 SCRIPT = """
 import os, sys

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from support.local_run import LocalRun, manifest
-from support.partition import OWN_NETWORK, Partition
-from support.processes import state_of
+from support.common.processes import state_of
+from support.local.partition import OWN_NETWORK, Partition
+from support.local.run import LocalRun, manifest
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("iptables"), reason="needs root and iptables")
 

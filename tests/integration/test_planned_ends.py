@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from support.local_run import LocalRun, manifest
-from support.terminal import Terminal
+from support.local.run import LocalRun, manifest
+from support.local.terminal import Terminal
 
 REPORTS = """
 import os, sys, time

@@ -1,6 +1,6 @@
 """In-process restart on a device that works behind the host: no result of a broken collective is kept.
 
-`support.queued_device` is the device. Gradients are small integers, so the weights of each step are known exactly.
+`support.training.queued_device` is the device. Gradients are small integers, so each step's weights are known exactly.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from support.local_run import LocalRun, manifest
-from support.worker_scripts import script
+from support.agent.worker_scripts import script
+from support.local.run import LocalRun, manifest
 
 pytestmark = pytest.mark.torch
 pytest.importorskip("torch")
@@ -27,7 +27,7 @@ sys.path.insert(0, os.environ["TESTS"])
 import torch
 import torch.distributed as dist
 import elasticjob
-from support import queued_device
+from support.training import queued_device
 
 folder, mode = sys.argv[1:3]
 device = queued_device.install(folder)

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from support.local_run import LocalRun, manifest
-from support.processes import agent_over
-from support.worker_scripts import script
+from support.agent.worker_scripts import script
+from support.common.processes import agent_over
+from support.local.run import LocalRun, manifest
 
 pytestmark = pytest.mark.torch
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from support.fault_draw import draw_incidents
-from support.faulty_job import FaultyJob, possible_kinds
+from support.training.fault_draw import draw_incidents
+from support.training.faulty_job import FaultyJob, possible_kinds
 
 pytestmark = pytest.mark.torch
 pytest.importorskip("torch")

@@ -21,7 +21,7 @@ from torch.distributed.elastic.rendezvous import api, c10d_rendezvous_backend, d
 from elasticjob._runtime.torchrun import backend as module  # noqa: E402
 from elasticjob._runtime.torchrun import stores  # noqa: E402
 from elasticjob._runtime.torchrun.backend import NULL_SENTINEL, FileCell  # noqa: E402
-from support.ports import free_port  # noqa: E402
+from support.common.ports import free_port  # noqa: E402
 
 create_backend: Any = module.create_backend
 

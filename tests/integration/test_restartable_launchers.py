@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import elasticjob
-from support.torchrun import Torchrun
+from support.common.torchrun import Torchrun
 
 pytestmark = pytest.mark.torch
 pytest.importorskip("torch")

@@ -15,9 +15,9 @@ import pytest
 from elasticjob._runtime.contract.names import Env
 from elasticjob._runtime.store.open_files import connection_limit
 from elasticjob._runtime.system.code_root import CODE_ROOT, program
-from support.local_run import LocalRun, manifest
-from support.lone_agent import lone_agent_environment
-from support.worker_scripts import script
+from support.agent.lone_agent import lone_agent_environment
+from support.agent.worker_scripts import script
+from support.local.run import LocalRun, manifest
 
 AGENT = [*program(), "agent", "--", "true"]
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")

@@ -14,8 +14,8 @@ from typing import Any
 from elasticjob._runtime.contract.names import Env
 from elasticjob._runtime.store import wire
 from elasticjob._runtime.store.wire import Op
-from support.agent_cluster import AgentCluster, start_nodes
-from support.local_run import LocalRun, manifest
+from support.agent.cluster import AgentCluster, start_nodes
+from support.local.run import LocalRun, manifest
 
 SCRIPT = """
 import os, signal, socket, time

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from elasticjob._runtime.contract.snapshot_format.state_file import read_file_header
-from support.local_run import LocalRun, manifest
-from support.processes import agent_over
-from support.worker_scripts import script
+from support.agent.worker_scripts import script
+from support.common.processes import agent_over
+from support.local.run import LocalRun, manifest
 
 pytestmark = pytest.mark.torch
 

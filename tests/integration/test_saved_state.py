@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 from elasticjob._runtime.contract.snapshot_format.state_file import read_file_header
-from support.local_run import LocalRun, manifest
-from support.worker_scripts import script
+from support.agent.worker_scripts import script
+from support.local.run import LocalRun, manifest
 
 COMMITS_AND_EXITS = """
 import json, sys

@@ -14,9 +14,9 @@ from elasticjob._runtime.contract.messages import RoundSettings
 from elasticjob._runtime.contract.names import Env
 from elasticjob._runtime.contract.snapshot_format.state_file import read_file_header
 from elasticjob._runtime.system.code_root import CODE_ROOT
-from support.child_process import ChildProcess
-from support.local_run import PROGRAM
-from support.worker_scripts import script
+from support.agent.worker_scripts import script
+from support.common.child_process import ChildProcess
+from support.local.run import PROGRAM
 
 pytestmark = pytest.mark.torch
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from support.local_run import LocalRun, manifest
+from support.local.run import LocalRun, manifest
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 TESTS = Path(__file__).parents[1]
-PROGRAM = TESTS / "support" / "sharded_state_ranks.py"
+PROGRAM = TESTS / "support/training/sharded_state_ranks.py"
 EXAMPLE = TESTS.parent / "examples" / "sharded" / "train.py"
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
-from support.local_run import LocalRun, manifest
-from support.slow_tracker import CODE
-from support.worker_scripts import script
+from support.agent.slow_tracker import CODE
+from support.agent.worker_scripts import script
+from support.local.run import LocalRun, manifest
 
 FAILS_ONCE = f"""
 {CODE}

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from support.local_run import LocalRun, manifest
-from support.terminal import Terminal
-from support.worker_scripts import script
+from support.agent.worker_scripts import script
+from support.local.run import LocalRun, manifest
+from support.local.terminal import Terminal
 
 SAVES = """
 import os, pathlib, signal, sys, time

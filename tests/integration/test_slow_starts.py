@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from support.fault_draw import NODES, Incident, RankFault
-from support.faulty_job import FaultyJob
-from support.local_run import LocalRun, manifest
-from support.processes import agent_over, stayed
-from support.worker_scripts import script
+from support.agent.worker_scripts import script
+from support.common.processes import agent_over, stayed
+from support.local.run import LocalRun, manifest
+from support.training.fault_draw import NODES, Incident, RankFault
+from support.training.faulty_job import FaultyJob
 
 pytestmark = pytest.mark.torch
 pytest.importorskip("torch")

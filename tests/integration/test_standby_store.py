@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from elasticjob._runtime.contract.messages import RoundPhase
-from support.agent_cluster import NODES, AgentCluster, start_training
-from support.machines import machines, run_tool, run_within_namespace
+from support.agent.cluster import NODES, AgentCluster, start_training
+from support.common.machines import machines, run_tool, run_within_namespace
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from support.local_run import LocalRun, manifest
-from support.processes import agent_over, stayed
-from support.worker_scripts import script
+from support.agent.worker_scripts import script
+from support.common.processes import agent_over, stayed
+from support.local.run import LocalRun, manifest
 
 pytestmark = pytest.mark.torch
 

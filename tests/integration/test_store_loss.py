@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 
 from elasticjob._runtime.contract.names import Env
-from support.local_run import LocalRun, manifest
-from support.partition import OWN_NETWORK
-from support.processes import child_with, environ_of, state_of
+from support.common.processes import child_with, environ_of, state_of
+from support.local.partition import OWN_NETWORK
+from support.local.run import LocalRun, manifest
 
 OUTAGE = float(os.environ.get("ELASTICJOB_OUTAGE_SECONDS", "5"))
 """Seconds for which the store is unavailable."""

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from elasticjob._runtime.contract.names import Env
-from support.local_run import LocalRun, manifest
-from support.worker_scripts import script
+from support.agent.worker_scripts import script
+from support.local.run import LocalRun, manifest
 
 TRAINS = """
 import os, pathlib, sys, time

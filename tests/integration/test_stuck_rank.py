@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from support.local_run import LocalRun, manifest
-from support.worker_scripts import script
+from support.agent.worker_scripts import script
+from support.local.run import LocalRun, manifest
 
 pytestmark = pytest.mark.torch
 pytest.importorskip("torch")

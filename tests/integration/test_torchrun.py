@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.torchrun import Torchrun, script
+from support.common.torchrun import Torchrun, script
 
 pytestmark = pytest.mark.torch
 pytest.importorskip("torch")

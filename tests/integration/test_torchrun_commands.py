@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from support.local_run import LocalRun, manifest
+from support.local.run import LocalRun, manifest
 
 SCRIPT = """
 import os, sys

@@ -22,7 +22,7 @@ from elasticjob._runtime.control_link.link import LinkGate, LinkRole, Welcome, c
 from elasticjob._runtime.rendezvous.state import initial_state
 from elasticjob._runtime.store.server import StoreServer
 from elasticjob._runtime.store_pod.coordinator import Coordinator
-from support.local_run import PROGRAM
+from support.local.run import PROGRAM
 
 KEYS = {LinkRole.NODE: b"n" * 32, LinkRole.OPERATOR: b"o" * 32}
 SETTINGS = RoundSettings(min_nodes=1, max_nodes=1, target=1)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from support.local_run import LocalRun, manifest
+from support.local.run import LocalRun, manifest
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from support.child_process import ChildProcess
-from support.wrapper_ranks import ranks, trains
+from support.common.child_process import ChildProcess
+from support.training.wrapper_ranks import ranks, trains
 
 pytestmark = pytest.mark.torch
 pytest.importorskip("torch.distributed")

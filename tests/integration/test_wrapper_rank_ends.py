@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from elasticjob.inprocess._stores.socket_store import SocketStore
-from support.ports import free_port
-from support.wrapper_ranks import ranks, trains
+from support.common.ports import free_port
+from support.training.wrapper_ranks import ranks, trains
 
 pytestmark = pytest.mark.torch
 pytest.importorskip("torch.distributed")

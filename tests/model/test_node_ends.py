@@ -12,11 +12,11 @@ import pytest
 
 from elasticjob._runtime.agent.state_machine.state import AgentPhase
 from elasticjob._runtime.rendezvous.node_ends import EARLIER_SECONDS
-from support.rounds_agent import Agent
-from support.rounds_explorer import explore
-from support.rounds_invariants import broken_invariants, liveness_violation
-from support.rounds_operator import node_of
-from support.rounds_world import World, begin, calm, faults, running, settle, step, with_standby
+from support.rendezvous.rounds_agent import Agent
+from support.rendezvous.rounds_explorer import explore
+from support.rendezvous.rounds_invariants import broken_invariants, liveness_violation
+from support.rendezvous.rounds_operator import node_of
+from support.rendezvous.rounds_world import World, begin, calm, faults, running, settle, step, with_standby
 
 STATES, DEEP_STATES = 1000, 20_000
 SEEDS, DEEP_SEEDS = 16, 300

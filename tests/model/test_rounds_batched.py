@@ -12,9 +12,9 @@ from elasticjob._runtime.contract.messages import FailureClass, StepReport, Work
 from elasticjob._runtime.rendezvous.event_batch import Settled
 from elasticjob._runtime.rendezvous.rounds import rounds
 from elasticjob._runtime.rendezvous.state import AgentMessage, CoordinatorEvent, CoordinatorState, SendToAgent
-from support import rounds_invariants
-from support.rounds_invariants import broken_invariants, liveness_violation
-from support.rounds_world import World, calm, faults, finishing, running, step
+from support.rendezvous import rounds_invariants
+from support.rendezvous.rounds_invariants import broken_invariants, liveness_violation
+from support.rendezvous.rounds_world import World, calm, faults, finishing, running, step
 
 SEEDS, DEEP_SEEDS, STEPS = 120, 3000, 40
 FAULTS = (

@@ -12,10 +12,10 @@ from elasticjob._runtime.contract.messages import BreakRound
 from elasticjob._runtime.rendezvous.decision import RoundDecision
 from elasticjob._runtime.rendezvous.rounds import round_break, rounds
 from elasticjob._runtime.rendezvous.state import CoordinatorState, SendToAgent
-from support.rounds_explorer import explore
-from support.rounds_invariants import broken_invariants, liveness_violation, no_node_keeps_a_broken_result
-from support.rounds_options import JobOptions
-from support.rounds_world import World, begin, calm, faults, settle, step, with_standby
+from support.rendezvous.rounds_explorer import explore
+from support.rendezvous.rounds_invariants import broken_invariants, liveness_violation, no_node_keeps_a_broken_result
+from support.rendezvous.rounds_options import JobOptions
+from support.rendezvous.rounds_world import World, begin, calm, faults, settle, step, with_standby
 
 STATES, DEEP_STATES = 500, 20_000
 SEEDS, DEEP_SEEDS, STEPS = 6, 600, 160

@@ -14,10 +14,20 @@ from elasticjob._runtime.contract.messages import EndReason, Report, RoundPhase
 from elasticjob._runtime.rendezvous.observations.report import build_report
 from elasticjob._runtime.rendezvous.state import RECOVERY_TIMEOUT, CoordinatorState
 from elasticjob_operator.plan.store_pods import store_confirmation
-from support import rounds_world
-from support.rounds_invariants import broken_invariants, liveness_violation
-from support.rounds_operator import MIN
-from support.rounds_world import BUDGET, World, calm, faults, finishing, running, step, two_stores, with_standby
+from support.rendezvous import rounds_world
+from support.rendezvous.rounds_invariants import broken_invariants, liveness_violation
+from support.rendezvous.rounds_operator import MIN
+from support.rendezvous.rounds_world import (
+    BUDGET,
+    World,
+    calm,
+    faults,
+    finishing,
+    running,
+    step,
+    two_stores,
+    with_standby,
+)
 
 SEEDS, STEPS = 60, 250
 

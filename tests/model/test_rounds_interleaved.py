@@ -19,9 +19,9 @@ from elasticjob._runtime.rendezvous.decision import RoundDecision, Rule
 from elasticjob._runtime.rendezvous.event_handlers import agent_messages, apply_event, operator_views
 from elasticjob._runtime.rendezvous.rounds import round_conclusion, rounds
 from elasticjob._runtime.rendezvous.state import CoordinatorState, KnownAgent
-from support.rounds_explorer import explore, search
-from support.rounds_invariants import broken_invariants, liveness_violation
-from support.rounds_world import FAULTS, Move, World, calm, charged, faults, finishing, running, settle, step
+from support.rendezvous.rounds_explorer import explore, search
+from support.rendezvous.rounds_invariants import broken_invariants, liveness_violation
+from support.rendezvous.rounds_world import FAULTS, Move, World, calm, charged, faults, finishing, running, settle, step
 
 STATES, DEEP_STATES = 900, 20_000
 """Different worlds explored around each fault."""

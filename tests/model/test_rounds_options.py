@@ -12,11 +12,11 @@ from random import Random
 import pytest
 
 from elasticjob._runtime.contract.messages import Outcome
-from support.rounds_agent import Agent
-from support.rounds_explorer import explore
-from support.rounds_invariants import broken_invariants, liveness_violation
-from support.rounds_options import JobOptions
-from support.rounds_world import Move, World, begin, calm, faults, settle, step
+from support.rendezvous.rounds_agent import Agent
+from support.rendezvous.rounds_explorer import explore
+from support.rendezvous.rounds_invariants import broken_invariants, liveness_violation
+from support.rendezvous.rounds_options import JobOptions
+from support.rendezvous.rounds_world import Move, World, begin, calm, faults, settle, step
 
 STATES, DEEP_STATES = 600, 20_000
 SEEDS, DEEP_SEEDS = 16, 400

@@ -12,8 +12,14 @@ import pytest
 from elasticjob._runtime.agent.state_machine import write_permission
 from elasticjob._runtime.contract.messages import Report
 from elasticjob_operator.plan.store_pods import store_confirmation
-from support.rounds_invariants import INVARIANTS, Invariant, broken_invariants, liveness_violation, never_two_writers
-from support.rounds_world import Move, World, calm, faults, running, step
+from support.rendezvous.rounds_invariants import (
+    INVARIANTS,
+    Invariant,
+    broken_invariants,
+    liveness_violation,
+    never_two_writers,
+)
+from support.rendezvous.rounds_world import Move, World, calm, faults, running, step
 
 SEEDS, DEEP_SEEDS, STEPS = 60, 1500, 160
 OTHER_FAULTS = ("crash", "sigterm", "target")

@@ -16,10 +16,10 @@ from elasticjob._runtime.rendezvous.event_handlers import apply_event, standbys
 from elasticjob._runtime.rendezvous.observations import slow_starts
 from elasticjob._runtime.rendezvous.rounds import round_start
 from elasticjob._runtime.rendezvous.state import CoordinatorState, KnownAgent
-from support.rounds_explorer import explore
-from support.rounds_invariants import broken_invariants, liveness_violation
-from support.rounds_options import JobOptions
-from support.rounds_world import World, begin, calm, faults, settle, step
+from support.rendezvous.rounds_explorer import explore
+from support.rendezvous.rounds_invariants import broken_invariants, liveness_violation
+from support.rendezvous.rounds_options import JobOptions
+from support.rendezvous.rounds_world import World, begin, calm, faults, settle, step
 
 STATES, DEEP_STATES = 500, 20_000
 SEEDS, DEEP_SEEDS, STEPS = 8, 400, 160

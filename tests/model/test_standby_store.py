@@ -16,12 +16,12 @@ from elasticjob._runtime.rendezvous.state import RECOVERY_TIMEOUT, CoordinatorSt
 from elasticjob._runtime.rendezvous.store_recovery import count_newest_round
 from elasticjob_operator.plan.context import LEASE_LATE_SECONDS
 from elasticjob_operator.plan.store_pods import standby, store_confirmation
-from support import rounds_world
-from support.rounds_agent import Agent
-from support.rounds_explorer import explore
-from support.rounds_invariants import broken_invariants, liveness_violation
-from support.rounds_operator import MIN, node_of
-from support.rounds_world import (
+from support.rendezvous import rounds_world
+from support.rendezvous.rounds_agent import Agent
+from support.rendezvous.rounds_explorer import explore
+from support.rendezvous.rounds_invariants import broken_invariants, liveness_violation
+from support.rendezvous.rounds_operator import MIN, node_of
+from support.rendezvous.rounds_world import (
     STANDBY_FAULTS,
     Store,
     World,

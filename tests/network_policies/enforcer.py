@@ -16,7 +16,7 @@ from cluster.layout import Node
 from cluster.prerequisites import program
 from host.debian_packages import install
 from network_policies.rules import REMOVE, View, ruleset
-from support.kube import Kube
+from support.cluster.kube import Kube
 
 POLL_SECONDS = 0.2
 """Seconds between two reads of pods and policies. A network plugin, too, applies a change some time after it."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from support.kube import Json, Objects
+from support.cluster.kube import Json, Objects
 
 TABLE = "elasticjob_network_policies"
 REMOVE = f"table ip {TABLE}\ndelete table ip {TABLE}\n"

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from support.install import SYSTEM, install
-from support.jobs import DIGITS, Job, kill_worker, kubectl, slow_digits
-from support.kube import Json, Kube, is_true
-from support.kubectl import REPOSITORY
-from support.logbook import LogBook
+from support.cluster.install import SYSTEM, install
+from support.cluster.jobs import DIGITS, Job, kill_worker, kubectl, slow_digits
+from support.cluster.kube import Json, Kube, is_true
+from support.cluster.kubectl import REPOSITORY
+from support.cluster.logbook import LogBook
 
 Submit = Callable[[Json], Job]
 Follow = Callable[[Job], LogBook]

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from demo import timeline_table
-from support.logbook import Step
+from support.cluster.logbook import Step
 from timeline import Action, Row, Snapshot, rows
 
 

@@ -12,7 +12,7 @@ import yaml
 from elasticjob._runtime.contract.messages import Outcome
 from elasticjob._runtime.local.manifest.cel import parse_cel
 from elasticjob_operator.model.observed import Observed
-from support.operator_build import (
+from support.operator.build import (
     REPOSITORY,
     Raw,
     condition,

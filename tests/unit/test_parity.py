@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support import rounds_invariants, rounds_world
+from support.rendezvous import rounds_invariants, rounds_world
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TESTS = REPOSITORY / "tests"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-from support import ports
-from support.ports import free_ports
+from support.common import ports
+from support.common.ports import free_ports
 
 
 def test_no_connection_takes_a_port_before_its_server_listens() -> None:

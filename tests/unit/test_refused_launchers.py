@@ -12,8 +12,8 @@ from elasticjob._runtime.contract.commands.launchers import check_launcher, find
 from elasticjob._runtime.contract.names import Backend
 from elasticjob._runtime.local.manifest.manifest import ManifestError, parse_local_job
 from elasticjob_operator.model.observed import Observed
-from support.local_run import manifest
-from support.operator_build import job, run, status_of
+from support.local.run import manifest
+from support.operator.build import job, run, status_of
 
 
 @pytest.mark.parametrize(

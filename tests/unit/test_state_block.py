@@ -11,7 +11,7 @@ import pytest
 from elasticjob._runtime.contract.snapshot_format import state_block
 from elasticjob._runtime.contract.snapshot_format.state_block import ABSENT, NO_STEP, OLD_SEQUENCE, BlockHeader
 from elasticjob._runtime.contract.snapshot_format.state_file import read_file_header, save_block
-from support.state_blocks import memory
+from support.training.state_blocks import memory
 
 
 def test_a_block_is_absent_while_it_is_written() -> None:

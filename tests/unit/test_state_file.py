@@ -21,7 +21,7 @@ from elasticjob._runtime.contract.snapshot_format.state_file import (
     recorded_interval,
     save_block,
 )
-from support.state_blocks import memory, write
+from support.training.state_blocks import memory, write
 
 
 def test_a_save_never_replaces_a_newer_state_and_leaves_no_temporary_file(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from elasticjob._runtime.local.manifest.manifest import ManifestError, parse_local_job
 from elasticjob_operator.model.job.spec import SpecError, parse_spec
-from support.local_run import manifest
+from support.local.run import manifest
 
 GPUS = {"limits": {"nvidia.com/gpu": "2"}}
 MIG = {"limits": {"nvidia.com/mig-1g.5gb": 3}}

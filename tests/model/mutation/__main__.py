@@ -21,7 +21,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from model.mutation.mutants import MUTANTS, REPOSITORY, Mutant
-from support.rounds_invariants import INVARIANTS
+from support.rendezvous.rounds_invariants import INVARIANTS
 
 COPIED = ("agent", "operator", "tests/model", "tests/support", "pyproject.toml")
 PAGE = REPOSITORY / "tests/MUTANTS.md"

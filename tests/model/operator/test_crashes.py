@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from support.operator_process import OUTAGES, Fault
-from support.operator_scenarios import SCENARIOS, Scenario, play, play_with_fault
+from support.operator.process import OUTAGES, Fault
+from support.operator.scenarios import SCENARIOS, Scenario, play, play_with_fault
 
 DELETIONS = (Fault.DELETED, Fault.DELETED_AND_KILLED)
 STEPS = dict.fromkeys(OUTAGES, 6) | dict.fromkeys(DELETIONS, 3)

@@ -26,9 +26,9 @@ from elasticjob_operator.reconcile.controller import Controller
 from elasticjob_operator.reconcile.events import Recorder
 from elasticjob_operator.reconcile.keys import JobKeys
 from elasticjob_operator.watch.watch_cache import WatchCache
-from support.operator_build import elastic, raw_job
-from support.operator_watch import Watch
-from support.operator_world import (
+from support.operator.build import elastic, raw_job
+from support.operator.watch import Watch
+from support.operator.world import (
     Api,
     Crash,
     FakeStoreLinks,

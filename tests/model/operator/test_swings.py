@@ -8,8 +8,8 @@ import pytest
 
 from elasticjob_operator.plan.context import ReconcileContext
 from elasticjob_operator.plan.pods import indices
-from support import operator_swings
-from support.operator_swings import play_swings
+from support.operator import swings as operator_swings
+from support.operator.swings import play_swings
 
 Order = Callable[[ReconcileContext, int], tuple[int, bool, int]]
 _ORDER = "_order"

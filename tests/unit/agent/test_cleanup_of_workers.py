@@ -26,7 +26,7 @@ from elasticjob._runtime.agent.workers.stop_sequence import CLEANUP_TIMEOUT, LOA
 from elasticjob._runtime.agent.workers.worker_group import WorkerGroup
 from elasticjob._runtime.contract.messages import StartRound
 from elasticjob._runtime.contract.names import Env, RoundId
-from support.slow_tracker import CODE
+from support.agent.slow_tracker import CODE
 
 START = StartRound(RoundId(1, 0, 1), 0, 1, 0, 1, 0, 1, "127.0.0.1", 4567, 0, 3)
 PR_SET_CHILD_SUBREAPER = 36

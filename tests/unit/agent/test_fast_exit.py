@@ -18,7 +18,7 @@ from elasticjob._runtime.agent.monitoring.exits import fast_exit
 from elasticjob._runtime.agent.monitoring.exits.fast_exit import FastExits
 from elasticjob._runtime.system.code_root import CODE_ROOT
 from elasticjob._runtime.system.robust_mutex import HeldMutex, MutexMemory, mutex_memory
-from support.processes import state_of
+from support.common.processes import state_of
 
 EXIT = {"x86_64": 60, "aarch64": 93}[os.uname().machine]
 """Number of the system call that ends one thread."""

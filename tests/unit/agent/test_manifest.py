@@ -9,7 +9,7 @@ import pytest
 from elasticjob._runtime.contract.failures.failure_rules import FailureAction, FailureRule
 from elasticjob._runtime.contract.names import Backend
 from elasticjob._runtime.local.manifest.manifest import ManifestError, parse_local_job
-from support.local_run import manifest
+from support.local.run import manifest
 
 
 def job(container: dict[str, Any] | None = None, **spec: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from elasticjob._runtime.agent.reporting.state_saver import StateSaver
 from elasticjob._runtime.contract.names import ExitCode
 from elasticjob._runtime.contract.snapshot_format import state_file
 from elasticjob._runtime.contract.snapshot_format.state_file import BlockChangedError, read_file_header
-from support.state_blocks import memory, write
+from support.training.state_blocks import memory, write
 
 
 async def until(condition: Callable[[], bool]) -> None:

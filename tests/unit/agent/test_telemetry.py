@@ -21,7 +21,7 @@ from elasticjob._runtime.agent.reporting.telemetry import (
 from elasticjob._runtime.agent.state_machine.state import AgentRound, AgentState, Running, Stopping
 from elasticjob._runtime.contract.messages import Announce, Failure, FailureClass, Outcome, StartRound
 from elasticjob._runtime.contract.names import RoundId
-from support.ports import free_port
+from support.common.ports import free_port
 
 ME = Announce(0, 0, "agent_id", "pod", "10.0.0.1", 1, 2, "trainer")
 START = StartRound(RoundId(1, 0, 3), 1, 3, 2, 6, 2, 6, "10.0.0.1", 4567, 2, 5)

@@ -29,7 +29,7 @@ from elasticjob.convert.parts.fields import ConvertError, Notes
 from elasticjob.convert.yaml_text import manifest_text
 from elasticjob_operator.model.job.job_defaults import DEFAULT_FIELDS
 from elasticjob_operator.model.job.spec import read_spec
-from support.kubectl import REPOSITORY
+from support.cluster.kubectl import REPOSITORY
 
 Raw = dict[str, Any]
 SPEC: Raw = job_schema()["properties"]["spec"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from support.local_run import PROGRAM
+from support.local.run import PROGRAM
 
 MANIFESTS = Path(__file__).parent / "manifests"
 CLEAN = """\

@@ -7,7 +7,7 @@ import re
 from elasticjob.convert.documents import parse_documents
 from elasticjob.convert.main import convert_documents
 from elasticjob.convert.yaml_text import manifest_text
-from support.kubectl import REPOSITORY
+from support.cluster.kubectl import REPOSITORY
 
 
 def test_the_example_in_the_documentation() -> None:

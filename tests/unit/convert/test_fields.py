@@ -10,7 +10,7 @@ import pytest
 from elasticjob.convert.kinds.pytorchjob import convert_pytorchjob
 from elasticjob.convert.kinds.trainjob import convert_trainjob
 from elasticjob.convert.parts.fields import ConvertError, Notes
-from support.planned_fields import bare_schema, planned_schema
+from support.common.planned_fields import bare_schema, planned_schema
 
 PYTORCHJOB: dict[str, Any] = {
     "apiVersion": "kubeflow.org/v1",

@@ -15,7 +15,7 @@ from elasticjob._runtime.local.manifest.job_schema import Schema, find_problems
 from elasticjob.convert.documents import parse_documents
 from elasticjob.convert.main import convert_documents
 from elasticjob.convert.yaml_text import manifest_text
-from support.planned_fields import bare_schema, planned_schema
+from support.common.planned_fields import bare_schema, planned_schema
 
 MANIFESTS = Path(__file__).parent / "manifests"
 INPUTS = sorted(path for path in MANIFESTS.glob("*.yaml") if not path.name.endswith(".expected.yaml"))

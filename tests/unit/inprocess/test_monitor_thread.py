@@ -18,7 +18,7 @@ from elasticjob.inprocess._threads.interruption import INTERRUPT_SIGNAL, Interru
 from elasticjob.inprocess.attribution import Interruption, InterruptionRecord
 from elasticjob.inprocess.monitor_thread import MonitorThread
 from elasticjob.training import devices
-from support.dict_store import DictStore
+from support.training.dict_store import DictStore
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ from elasticjob.inprocess.rank_filter import (
     WorldSizeDivisibleBy,
 )
 from elasticjob.inprocess.state import State, Status
-from support.dict_store import DictStore
+from support.training.dict_store import DictStore
 
 HOSTS = {"a": 2, "b": 2, "c": 2}
 

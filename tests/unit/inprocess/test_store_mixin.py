@@ -11,7 +11,7 @@ import pytest
 
 from elasticjob.inprocess._stores.store_mixin import BarrierTimeoutError, IterationOutcome
 from elasticjob.inprocess.attribution import Interruption, InterruptionRecord
-from support.dict_store import DictStore
+from support.training.dict_store import DictStore
 
 LONG, SHORT = timedelta(seconds=20), timedelta(milliseconds=1)
 

@@ -13,8 +13,7 @@ import pytest
 from elasticjob._runtime.contract.messages import FailureClass
 from elasticjob_operator.model.job.status import ConditionType
 from elasticjob_operator.model.observed import Observed, Refusal, RefusalReason
-from support.condition_table import DOCUMENTED, REFERENCE, undocumented
-from support.operator_build import (
+from support.operator.build import (
     NOW,
     condition,
     conditions_of,
@@ -31,6 +30,7 @@ from support.operator_build import (
     steady,
     worker,
 )
+from support.operator.condition_table import DOCUMENTED, REFERENCE, undocumented
 
 TESTS = Path(__file__).resolve().parents[2]
 TRAINED = {"rendezvousRound": 1, "rendezvous": {"incarnation": 0, "standby": 1, "round": "1.0.1"}}

@@ -21,8 +21,8 @@ from elasticjob_operator.kube.errors import error_from
 from elasticjob_operator.model.observed import RefusalReason
 from elasticjob_operator.observation.job_memory import FIRST_RETRY, LONGEST_RETRY, JobMemory
 from elasticjob_operator.reconcile.action_executor import AT_ONCE
-from support.operator_cluster import Cluster
-from support.operator_world import Api
+from support.operator.cluster import Cluster
+from support.operator.world import Api
 
 
 async def test_created_pods_and_refused_ones_are_events() -> None:

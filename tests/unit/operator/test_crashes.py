@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from support.operator_process import OUTAGES, Fault
-from support.operator_scenarios import DRAIN_WITHOUT_ORDER, SCENARIOS, Scenario, play, play_with_fault
+from support.operator.process import OUTAGES, Fault
+from support.operator.scenarios import DRAIN_WITHOUT_ORDER, SCENARIOS, Scenario, play, play_with_fault
 
 FAULTS = [fault for fault in Fault if fault not in OUTAGES]
 LASTING = [*OUTAGES]

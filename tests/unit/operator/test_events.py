@@ -13,8 +13,8 @@ from elasticjob_operator.actions import EventRecord
 from elasticjob_operator.kube import EVENTS, Resource
 from elasticjob_operator.model.cluster.raw import timestamp
 from elasticjob_operator.reconcile.events import MAX_MESSAGE, Recorder
-from support.operator_build import NOW, UID, job
-from support.operator_world import Api
+from support.operator.build import NOW, UID, job
+from support.operator.world import Api
 
 RECORD = EventRecord("InsufficientCapacity", "no room", key="capacity", warning=True, repeats=True)
 

@@ -20,8 +20,8 @@ from elasticjob_operator.reconcile.failed_reconcile import (
 )
 from elasticjob_operator.reconcile.keys import JobKeys
 from elasticjob_operator.watch.watch_cache import WatchCache
-from support.operator_build import NOW, raw_job
-from support.operator_world import Api, FakeStoreLinks, World
+from support.operator.build import NOW, raw_job
+from support.operator.world import Api, FakeStoreLinks, World
 
 Raw = dict[str, Any]
 BROKEN, OTHER = ("ns", "bert"), ("ns", "other")

@@ -16,10 +16,10 @@ from elasticjob_operator.kube.api import COSCHEDULING_GROUPS, VOLCANO_GROUPS, WO
 from elasticjob_operator.model.cluster.pods import Pod, minimal_pod, parse_pod
 from elasticjob_operator.model.observed import Child
 from elasticjob_operator.observation.job_memory import LONGEST_RETRY
-from support.operator_build import NOW, UID, Raw, condition, elastic, ended, job, raw_job, run, status, steady
-from support.operator_build import worker as running
-from support.operator_cluster import Cluster
-from support.operator_world import job_status
+from support.operator.build import NOW, UID, Raw, condition, elastic, ended, job, raw_job, run, status, steady
+from support.operator.build import worker as running
+from support.operator.cluster import Cluster
+from support.operator.world import job_status
 
 COSCHEDULING = {"gang": {"provider": "coscheduling"}}
 VOLCANO = {"gang": {"provider": "volcano"}}

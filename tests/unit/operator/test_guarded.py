@@ -16,7 +16,7 @@ from elasticjob_operator.model.job.guarded import GUARDED_FIELDS, guarded_digest
 from elasticjob_operator.model.job.job_defaults import JobDefaults
 from elasticjob_operator.model.job.status import parse_status
 from elasticjob_operator.model.observed import QUEUE_LABEL, Children, Job, LinkView, Observed, parse_job
-from support.operator_build import (
+from support.operator.build import (
     NOW,
     REPOSITORY,
     Raw,

@@ -30,9 +30,9 @@ from elasticjob_operator.observation.stop_causes import stop_cause
 from elasticjob_operator.plan import plan
 from elasticjob_operator.watch import watch_cache
 from elasticjob_operator.watch.watch_cache import WatchCache
-from support.operator_build import NOW, UID, ended, raw_job, raw_pod, report
-from support.operator_cluster import Cluster
-from support.operator_world import Api, job_status
+from support.operator.build import NOW, UID, ended, raw_job, raw_pod, report
+from support.operator.cluster import Cluster
+from support.operator.world import Api, job_status
 
 LONG = "9" * 5000
 """A number that Python refuses to read, with an exception."""

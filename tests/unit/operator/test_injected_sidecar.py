@@ -11,7 +11,7 @@ from elasticjob._runtime.contract import codec
 from elasticjob._runtime.contract.messages import Outcome
 from elasticjob_operator import manifests
 from elasticjob_operator.model.cluster.pods import parse_pod
-from support.operator_build import declared, job
+from support.operator.build import declared, job
 
 SIDECAR: dict[str, Any] = {"name": "proxy", "image": "proxy:1", "resources": {"limits": {"nvidia.com/gpu": "9"}}}
 RUNNING: dict[str, Any] = {"running": {}}

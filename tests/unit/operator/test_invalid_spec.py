@@ -11,7 +11,7 @@ from elasticjob._runtime.contract.names import Role
 from elasticjob_operator.actions import CreateWorker, DeletePod
 from elasticjob_operator.model.observed import Observed
 from elasticjob_operator.observation.job_memory import LONGEST_RETRY
-from support.operator_build import (
+from support.operator.build import (
     NOW,
     condition,
     conditions_of,
@@ -23,8 +23,8 @@ from support.operator_build import (
     steady,
     worker,
 )
-from support.operator_cluster import Cluster
-from support.operator_world import job_status
+from support.operator.cluster import Cluster
+from support.operator.world import job_status
 
 SUSPENDED = condition("Suspended", reason="SuspendedByUser")
 

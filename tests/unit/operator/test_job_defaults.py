@@ -21,8 +21,8 @@ from elasticjob_operator.model.observed import Observed, parse_job
 from elasticjob_operator.plan import plan
 from elasticjob_operator.watch import defaults_file
 from elasticjob_operator.watch.defaults_file import DefaultsFile
-from support.operator_build import NOW, Raw, condition, raw_job, status
-from support.operator_cluster import Cluster
+from support.operator.build import NOW, Raw, condition, raw_job, status
+from support.operator.cluster import Cluster
 
 HANG = {"progressTimeoutSeconds": 600, "action": "Event"}
 OWN_HANG = {"progressTimeoutSeconds": 60, "action": "FailJob"}

@@ -16,8 +16,8 @@ from elasticjob_operator.plan import StoreAddress
 from elasticjob_operator.reconcile.controller import Controller
 from elasticjob_operator.reconcile.events import Recorder
 from elasticjob_operator.reconcile.keys import JobKeys, load_keys
-from support.operator_build import NOW, UID, raw_job
-from support.operator_world import Api, Node, World
+from support.operator.build import NOW, UID, raw_job
+from support.operator.world import Api, Node, World
 
 KEY = ("ns", "bert")
 FIRST, LATER = JobKeys(b"f" * 32), JobKeys(b"l" * 32)

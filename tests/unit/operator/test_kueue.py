@@ -39,7 +39,7 @@ from elasticjob_operator.observation.job_memory import LONGEST_RETRY
 from elasticjob_operator.plan import Plan
 from elasticjob_operator.settings import parse_settings
 from elasticjob_operator.watch import watch_cache
-from support.operator_build import (
+from support.operator.build import (
     NOW,
     UID,
     Raw,
@@ -57,9 +57,9 @@ from support.operator_build import (
     steady,
     worker,
 )
-from support.operator_cluster import Cluster
-from support.operator_watch import Watch
-from support.operator_world import job_status
+from support.operator.cluster import Cluster
+from support.operator.watch import Watch
+from support.operator.world import job_status
 
 LABEL = "kueue.x-k8s.io/queue-name"
 NAME = "elasticjob-bert-11111"

@@ -24,7 +24,7 @@ from elasticjob_operator.lease import (
     may_acquire,
     next_record,
 )
-from support.operator_world import Api
+from support.operator.world import Api
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from elasticjob_operator import manifests
 from elasticjob_operator.kube import LIMIT_RANGES, PODS, Refused, Resource
 from elasticjob_operator.manifests.store import LIMITS, REQUESTS
 from elasticjob_operator.model.cluster.limit_ranges import fit_resources, read_bounds
-from support.operator_build import Raw, job, raw_job
-from support.operator_cluster import Cluster
+from support.operator.build import Raw, job, raw_job
+from support.operator.cluster import Cluster
 
 OURS: Raw = {"requests": REQUESTS, "limits": LIMITS}
 

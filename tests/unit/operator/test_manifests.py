@@ -17,7 +17,7 @@ from elasticjob._runtime.store_pod.main import store_limits
 from elasticjob_operator import manifests
 from elasticjob_operator.model.cluster.pods import FAILED_STARTS, parse_pod
 from elasticjob_operator.model.observed import DisruptionBudget, NetworkPolicy, parse_job
-from support.operator_build import UID, job, raw_job, status
+from support.operator.build import UID, job, raw_job, status
 
 Raw = dict[str, Any]
 

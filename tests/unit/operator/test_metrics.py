@@ -12,8 +12,8 @@ from elasticjob_operator.kube import JOBS, Unclear
 from elasticjob_operator.model.cluster.raw import timestamp
 from elasticjob_operator.reconcile import job_metrics
 from elasticjob_operator.version import VERSION
-from support.operator_build import NOW, condition, status
-from support.operator_cluster import Cluster
+from support.operator.build import NOW, condition, status
+from support.operator.cluster import Cluster
 
 FAILED = {"class": "UserError", "time": timestamp(NOW)}
 PHASES = {"detect": 0.1, "stop": 0.2, "rendezvous": 0.3, "start": 0.4}

@@ -16,7 +16,7 @@ from elasticjob_operator.model.job.spec import GangProvider, parse_spec, read_sp
 from elasticjob_operator.model.job.status import parse_status
 from elasticjob_operator.model.observed import Observed, parse_job
 from elasticjob_operator.plan import plan
-from support.operator_build import declared, ended, job, raw_job, raw_pod, worker
+from support.operator.build import declared, ended, job, raw_job, raw_pod, worker
 
 
 def container(**resources: Any) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from elasticjob_operator.settings import parse_settings
 from elasticjob_operator.watch import node_events as operator_node_events
 from elasticjob_operator.watch.node_events import NodeEvents
 from elasticjob_operator.watch.watch_cache import WatchCache
-from support.operator_build import raw_job, raw_pod
-from support.operator_world import Api
+from support.operator.build import raw_job, raw_pod
+from support.operator.world import Api
 
 Raw = dict[str, Any]
 KEYS = NoticeKeys(frozenset({"spot/notice", "scaled-down"}), frozenset({"our/notice"}))

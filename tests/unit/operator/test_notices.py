@@ -20,7 +20,7 @@ from elasticjob_operator.model.cluster.notices import (
     built_in,
 )
 from elasticjob_operator.settings import parse_settings
-from support.operator_build import REPOSITORY
+from support.operator.build import REPOSITORY
 
 Raw = dict[str, Any]
 NOW = 1_750_000_000.0

@@ -16,8 +16,8 @@ from elasticjob_operator.plan.store_pods.operator_reach import REPLACED_AT_ONCE,
 from elasticjob_operator.reconcile.controller import Controller
 from elasticjob_operator.reconcile.events import Recorder
 from elasticjob_operator.reconcile.keys import JobKeys
-from support.operator_build import NOW, condition, conditions_of, gathering, raw_job, raw_pod, run, status, steady
-from support.operator_world import Api
+from support.operator.build import NOW, condition, conditions_of, gathering, raw_job, raw_pod, run, status, steady
+from support.operator.world import Api
 
 DIRECT = 2
 """Nodes whose stores an operator replaces before it suspects itself, at most."""

@@ -14,7 +14,7 @@ from elasticjob_operator.model.observed import Observed, Refusal, RefusalReason
 from elasticjob_operator.observation.job_memory import JobMemory
 from elasticjob_operator.plan import Plan
 from elasticjob_operator.plan.pods.capacity import FIRST_BACK_OFF, LONGEST_BACK_OFF
-from support.operator_build import (
+from support.operator.build import (
     NOW,
     UID,
     Raw,

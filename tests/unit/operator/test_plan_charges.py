@@ -19,7 +19,7 @@ from elasticjob_operator.model.cluster.raw import timestamp
 from elasticjob_operator.model.observed import Observed
 from elasticjob_operator.plan import Plan
 from elasticjob_operator.plan.failure_policy.budget import MAX_OUTAGES
-from support.operator_build import (
+from support.operator.build import (
     NOW,
     Raw,
     declared,

@@ -14,7 +14,7 @@ from elasticjob_operator.model.cluster.workload import QueueView, WorkloadCondit
 from elasticjob_operator.model.observed import DisruptionBudget, Observed, Policies
 from elasticjob_operator.plan import Plan
 from elasticjob_operator.plan.pods.cordons import MAX_CORDON_SPARES
-from support.operator_build import (
+from support.operator.build import (
     NOW,
     Raw,
     condition,

@@ -17,7 +17,7 @@ from elasticjob_operator.model.cluster.raw import timestamp
 from elasticjob_operator.model.observed import Observed
 from elasticjob_operator.plan import Plan
 from elasticjob_operator.plan.pods.pod_decisions import MIN_POD_LIFETIME
-from support.operator_build import (
+from support.operator.build import (
     NOW,
     Raw,
     conditions_of,

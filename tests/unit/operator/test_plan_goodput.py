@@ -9,7 +9,7 @@ from elasticjob._runtime.contract.messages import LostTime
 from elasticjob._runtime.contract.names import RoundId
 from elasticjob_operator.model.cluster.raw import timestamp
 from elasticjob_operator.plan import Plan
-from support.operator_build import NOW, gathering, job, link, report, run, status_of, steady, worker
+from support.operator.build import NOW, gathering, job, link, report, run, status_of, steady, worker
 
 PODS = (worker(0), worker(1))
 FAULT = LostTime(RoundId(1, 0, 2), 10.0)

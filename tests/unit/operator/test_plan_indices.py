@@ -17,7 +17,7 @@ from elasticjob_operator.model.cluster.pods import Pod
 from elasticjob_operator.model.job.status_lists import read_ranges
 from elasticjob_operator.model.observed import Children, LinkView, Observed, Refusal, RefusalReason
 from elasticjob_operator.plan import Plan
-from support.operator_build import (
+from support.operator.build import (
     NOW,
     Raw,
     condition,
@@ -35,8 +35,8 @@ from support.operator_build import (
     unschedulable,
     worker,
 )
-from support.operator_cluster import Cluster
-from support.operator_world import job_status
+from support.operator.cluster import Cluster
+from support.operator.world import job_status
 
 
 def pending(index: int) -> Pod:

@@ -39,7 +39,7 @@ from elasticjob_operator.plan.context import (
     STORE_UNRESPONSIVE_SECONDS,
 )
 from elasticjob_operator.plan.store_pods.stores import LEASE_POLL_SECONDS
-from support.operator_build import (
+from support.operator.build import (
     CHILDREN,
     IMAGE,
     NOW,

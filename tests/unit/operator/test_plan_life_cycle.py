@@ -11,7 +11,7 @@ from elasticjob_operator.actions import DeleteJob, DeletePod
 from elasticjob_operator.model.cluster.raw import timestamp
 from elasticjob_operator.model.observed import Observed
 from elasticjob_operator.plan import Plan
-from support.operator_build import (
+from support.operator.build import (
     NOW,
     UID,
     condition,

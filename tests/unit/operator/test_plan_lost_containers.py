@@ -11,7 +11,7 @@ from elasticjob._runtime.contract.names import RoundId
 from elasticjob_operator.actions import CreateWorker
 from elasticjob_operator.model.cluster.pods import CONTAINER_LOST
 from elasticjob_operator.model.observed import Observed
-from support.operator_build import Raw, declared, ended, job, report, run, status_of, steady, worker
+from support.operator.build import Raw, declared, ended, job, report, run, status_of, steady, worker
 
 OTHER = worker(1, node="n2")
 

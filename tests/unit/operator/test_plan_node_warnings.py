@@ -12,7 +12,7 @@ from elasticjob_operator.actions import CreateStore, CreateWorker, DeletePod
 from elasticjob_operator.model.cluster.nodes import NodeWarning
 from elasticjob_operator.model.observed import Observed
 from elasticjob_operator.plan import Plan
-from support.operator_build import (
+from support.operator.build import (
     NOW,
     condition,
     conditions_of,

@@ -21,7 +21,7 @@ from elasticjob_operator.model.cluster.pods import CONTAINER_LOST, Pod, parse_po
 from elasticjob_operator.model.cluster.raw import timestamp
 from elasticjob_operator.model.observed import Child, Children, LinkView, Observed, Refusal, RefusalReason
 from elasticjob_operator.plan import Plan
-from support.operator_build import (
+from support.operator.build import (
     IMAGE,
     NOW,
     Raw,

@@ -8,7 +8,7 @@ import pytest
 
 from elasticjob._runtime.contract.messages import NodeReport, Report, RoundPhase
 from elasticjob_operator.model.observed import LinkView
-from support.operator_build import gathering, link, report, run, status_of, steady, worker
+from support.operator.build import gathering, link, report, run, status_of, steady, worker
 
 REPLACED, NEW, OTHER = worker(0), worker(0, 1), worker(1)
 PODS = (REPLACED, NEW, OTHER)

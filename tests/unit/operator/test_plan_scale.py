@@ -8,7 +8,7 @@ import pytest
 
 from elasticjob._runtime.contract.messages import RoundPhase
 from elasticjob_operator.model.observed import LinkView, Observed
-from support.operator_build import Raw, elastic, gathering, job, report, run, status, status_of, steady, worker
+from support.operator.build import Raw, elastic, gathering, job, report, run, status, status_of, steady, worker
 
 WORKERS = "elasticjob.dev/job-name=bert,elasticjob.dev/role=worker"
 SPARED: Raw = {"elasticPolicy": {"minReplicas": 2, "maxReplicas": 4, "spares": 1}, "replicas": 2}

@@ -20,7 +20,7 @@ from elasticjob_operator.plan.context import (
     STORE_UNRESPONSIVE_SECONDS,
 )
 from elasticjob_operator.plan.store_pods.standby import STANDBY_MIN_LIFETIME, STANDBY_SILENT_SECONDS
-from support.operator_build import (
+from support.operator.build import (
     IMAGE,
     NOW,
     condition,

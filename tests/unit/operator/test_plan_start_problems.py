@@ -12,7 +12,7 @@ from elasticjob_operator.kube import Refused
 from elasticjob_operator.model.cluster.pods import Pod
 from elasticjob_operator.model.observed import Observed, Refusal, RefusalReason, Remedy
 from elasticjob_operator.observation.job_memory import JobMemory
-from support.operator_build import (
+from support.operator.build import (
     NOW,
     Raw,
     condition,
@@ -29,8 +29,8 @@ from support.operator_build import (
     unschedulable,
     worker,
 )
-from support.operator_cluster import Cluster
-from support.operator_world import job_status
+from support.operator.cluster import Cluster
+from support.operator.world import job_status
 
 CHANGE = "set suspend to true in the same change, and to false once the job is suspended"
 ROOM = "0/3 nodes are available: 3 Insufficient cpu."

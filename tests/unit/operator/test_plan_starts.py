@@ -12,7 +12,7 @@ from elasticjob_operator.model.cluster.pods import Pod, parse_pod
 from elasticjob_operator.model.cluster.raw import timestamp
 from elasticjob_operator.model.observed import Observed
 from elasticjob_operator.plan.pods.start_attempts import FIRST_START_RETRY, LONGEST_START_RETRY
-from support.operator_build import (
+from support.operator.build import (
     NOW,
     Raw,
     condition,

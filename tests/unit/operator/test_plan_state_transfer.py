@@ -7,7 +7,7 @@ from dataclasses import replace
 from elasticjob._runtime.contract.messages import StateReceived, StateTransfer
 from elasticjob._runtime.contract.names import RoundId
 from elasticjob_operator.model.cluster.raw import timestamp
-from support.operator_build import NOW, job, report, run, status_of, steady, worker
+from support.operator.build import NOW, job, report, run, status_of, steady, worker
 
 PODS = (worker(0), worker(1, node="n2"))
 RECEIVED = StateReceived(RoundId(1, 0, 2), 1, 1_000_000_000, 0.5, "eth0")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from elasticjob_operator.plan.job_status.next_status import MINOR_SECONDS, STARTING_SECONDS, write_delay
-from support.operator_build import condition
+from support.operator.build import condition
 
 
 def starting(store: bool = False, running: str = "WaitingForMinReplicas", **fields: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from elasticjob._runtime.contract.messages import RoundPhase, Straggler
 from elasticjob_operator.model.cluster.raw import timestamp
 from elasticjob_operator.model.observed import Observed
 from elasticjob_operator.plan import Plan
-from support.operator_build import NOW, condition, gathering, job, link, report, run, status_of, steady, worker
+from support.operator.build import NOW, condition, gathering, job, link, report, run, status_of, steady, worker
 
 SLOW = Straggler(1, "bert-1-0", 0.06149, 0.008, NOW - 5)
 RECORD = {

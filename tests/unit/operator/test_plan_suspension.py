@@ -19,7 +19,7 @@ from elasticjob_operator.manifests import key_secret
 from elasticjob_operator.model.cluster.pods import Pod
 from elasticjob_operator.model.observed import Children, LinkView, Observed
 from elasticjob_operator.plan import Plan
-from support.operator_build import (
+from support.operator.build import (
     IMAGE,
     NOW,
     Raw,

@@ -14,7 +14,7 @@ from elasticjob_operator.model.job.spec import parse_spec
 from elasticjob_operator.model.observed import Observed
 from elasticjob_operator.plan import Plan
 from elasticjob_operator.plan.pods.pod_decisions import MIN_POD_LIFETIME
-from support.operator_build import (
+from support.operator.build import (
     NOW,
     condition,
     conditions_of,

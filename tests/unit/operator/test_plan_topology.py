@@ -7,9 +7,9 @@ from typing import Any
 
 from elasticjob._runtime.contract.messages import ExpectedPod
 from elasticjob._runtime.contract.names import Role
-from support.operator_build import run, steady, worker
-from support.operator_cluster import KEY, Cluster
-from support.operator_world import Node
+from support.operator.build import run, steady, worker
+from support.operator.cluster import KEY, Cluster
+from support.operator.world import Node
 
 
 def sent(**topologies: tuple[str, ...]) -> tuple[ExpectedPod, ...]:

@@ -12,7 +12,7 @@ from elasticjob._runtime.contract.messages import Metric, RoundPhase, TrainingPr
 from elasticjob._runtime.contract.names import RoundId
 from elasticjob_operator.model.cluster.raw import timestamp
 from elasticjob_operator.plan import Plan
-from support.operator_build import NOW, job, link, report, run, status_of, steady, worker
+from support.operator.build import NOW, job, link, report, run, status_of, steady, worker
 
 PODS = (worker(0), worker(1))
 PROGRESS = TrainingProgress(RoundId(1, 0, 1), 41, 200, 0.5, (Metric("loss", "0.23"),))

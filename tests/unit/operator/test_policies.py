@@ -20,8 +20,8 @@ from elasticjob_operator.reconcile.controller import Controller
 from elasticjob_operator.reconcile.events import Recorder
 from elasticjob_operator.reconcile.keys import JobKeys
 from elasticjob_operator.settings import parse_settings
-from support.operator_build import CHILDREN, NOW, UID, condition, elastic, job, raw_job, run, status, steady
-from support.operator_world import READY, Api, FakeStoreLinks, World
+from support.operator.build import CHILDREN, NOW, UID, condition, elastic, job, raw_job, run, status, steady
+from support.operator.world import READY, Api, FakeStoreLinks, World
 
 KEY = ("ns", "bert")
 

@@ -15,7 +15,7 @@ from elasticjob_operator import metrics
 from elasticjob_operator.serving import probes
 from elasticjob_operator.serving.http_server import HttpServer
 from elasticjob_operator.serving.probes import MAX_API_SILENCE, MAX_QUEUE_WAIT, readiness, serve_probes
-from support.ports import free_port
+from support.common.ports import free_port
 
 
 @pytest.mark.parametrize(

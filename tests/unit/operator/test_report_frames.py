@@ -37,7 +37,7 @@ from elasticjob_operator.links.report_frames import (
 )
 from elasticjob_operator.links.store_links import LinkConnection, connect_store
 from elasticjob_operator.plan import StoreAddress
-from support.operator_build import elastic, gathering, job, run, status, steady, worker
+from support.operator.build import elastic, gathering, job, run, status, steady, worker
 
 KEY = b"o" * 32
 

@@ -24,7 +24,7 @@ from elasticjob_operator.steady_clock import MAX_SLEW, SteadyClock
 from elasticjob_operator.watch.lost_nodes import FIRST_RETURN_CHECK, LONGEST_RETURN_CHECK
 from elasticjob_operator.watch.node_leases import NodeLeases
 from elasticjob_operator.watch.pod_sightings import PodSightings
-from support.operator_build import (
+from support.operator.build import (
     NOW,
     UID,
     condition,
@@ -41,7 +41,7 @@ from support.operator_build import (
     store,
     worker,
 )
-from support.operator_world import Api
+from support.operator.world import Api
 
 SKEWS = [-3600.0, 0.0, 3600.0]
 """Seconds by which the clocks of all other hosts are ahead of the operator's."""

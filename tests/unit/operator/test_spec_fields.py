@@ -14,7 +14,7 @@ from elasticjob._runtime.contract.messages import HangAction, RestartStrategy, R
 from elasticjob._runtime.contract.names import Backend, TrainerIntegration
 from elasticjob_operator.model.job.spec import CleanPods, GangProvider, JobSpec, Placement, PodReplacement, parse_spec
 from elasticjob_operator.model.observed import parse_job
-from support.operator_build import raw_job
+from support.operator.build import raw_job
 
 CRD = yaml.safe_load((Path(__file__).resolve().parents[3] / "crds/elasticjobs.in.yaml").read_text())
 RULES = [{"name": "oom", "action": "FailJob", "onReasons": ["OOMKilled"]}]

@@ -11,8 +11,8 @@ from elasticjob._runtime.contract.names import Role
 from elasticjob_operator.kube import EVENTS, Page, Refused, Resource
 from elasticjob_operator.model.cluster.pods import Pod, parse_pod
 from elasticjob_operator.observation.start_warnings import FIRST_READ, LONGEST_INTERVAL, MAX_EVENT_PAGES, StartWarnings
-from support.operator_build import NOW, worker
-from support.operator_cluster import Cluster
+from support.operator.build import NOW, worker
+from support.operator.cluster import Cluster
 
 READY_TO_START = {"type": "PodReadyToStartContainers", "status": "True"}
 CREATING = {"state": {"waiting": {"reason": "ContainerCreating"}}}

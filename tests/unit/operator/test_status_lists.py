@@ -25,7 +25,7 @@ from elasticjob_operator.model.job.status_lists import (
     without_lists,
 )
 from elasticjob_operator.model.observed import Observed
-from support.operator_build import NOW, STATUS_SCHEMA, Raw, job, run, status, status_of
+from support.operator.build import NOW, STATUS_SCHEMA, Raw, job, run, status, status_of
 
 NODES = 4096
 TEXTS = ("incarnations", "chargedRound", "chargedOutages", "uncountedOutages")

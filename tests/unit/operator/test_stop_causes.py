@@ -20,7 +20,7 @@ from elasticjob_operator.model.observed import Observed
 from elasticjob_operator.observation import observe as observe_module
 from elasticjob_operator.observation.stop_causes import MAX_READS, StopCauses, stop_cause
 from elasticjob_operator.plan.failure_policy.failures import pod_record
-from support.operator_build import (
+from support.operator.build import (
     NOW,
     Raw,
     conditions_of,
@@ -37,8 +37,8 @@ from support.operator_build import (
     steady,
     worker,
 )
-from support.operator_cluster import Cluster
-from support.operator_world import job_status
+from support.operator.cluster import Cluster
+from support.operator.world import job_status
 
 ROUND = RoundId(1, 0, 1)
 LIVENESS = "Liveness probe failed: HTTP probe failed with statuscode: 500"

@@ -16,7 +16,7 @@ from elasticjob_operator.links.report_frames import ReportSource
 from elasticjob_operator.links.store_links import LinkConnection, StoreLinks
 from elasticjob_operator.links.view_generation import RAISE_AFTER
 from elasticjob_operator.plan import StoreAddress
-from support.operator_build import gathering, report, standby_report, worker
+from support.operator.build import gathering, report, standby_report, worker
 
 KEY = ("ns", "bert")
 ADDRESS = StoreAddress("bert-rdzv-0", "10.0.0.1", 29400, "uid", 1, 0, (1.0, 3))

@@ -8,7 +8,7 @@ import pytest
 
 from elasticjob_operator import manifests
 from elasticjob_operator.manifests.store import SAFE_TO_EVICT
-from support.operator_build import Raw, job, raw_job
+from support.operator.build import Raw, job, raw_job
 
 
 def store_pod(meta: Raw | None = None, store: Raw | None = None, avoid: tuple[str, ...] = (), **pod: Any) -> Raw:

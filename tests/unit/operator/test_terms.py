@@ -26,7 +26,7 @@ from elasticjob_operator.reconcile.controller import Controller
 from elasticjob_operator.settings import OperatorSettings
 from elasticjob_operator.watch.watch_cache import WatchCache
 from elasticjob_operator.watch.watches import Watches
-from support.operator_world import Api
+from support.operator.world import Api
 
 
 class Process:

@@ -18,9 +18,9 @@ from elasticjob_operator.reconcile.controller import FIRST_READ_SECONDS, Control
 from elasticjob_operator.reconcile.events import Recorder
 from elasticjob_operator.reconcile.keys import JobKeys
 from elasticjob_operator.watch.watch_cache import WatchCache
-from support.operator_build import NOW, UID, raw_job
-from support.operator_watch import Watch
-from support.operator_world import Api, FakeStoreLinks, Node, World, copied, job_status
+from support.operator.build import NOW, UID, raw_job
+from support.operator.watch import Watch
+from support.operator.world import Api, FakeStoreLinks, Node, World, copied, job_status
 
 KEY = ("ns", "bert")
 

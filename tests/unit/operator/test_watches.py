@@ -24,7 +24,7 @@ from elasticjob_operator.watch import handlers, watches
 from elasticjob_operator.watch.node_events import NodeEvents
 from elasticjob_operator.watch.watch_cache import WatchCache
 from elasticjob_operator.watch.watches import MAX_WATCH_FAILURE, Watches
-from support.operator_build import UID, raw_job, raw_pod
+from support.operator.build import UID, raw_job, raw_pod
 
 Raw = dict[str, Any]
 Batch = list[Raw] | Exception

@@ -18,7 +18,7 @@ from elasticjob._runtime.contract.messages import (
     WorkersSucceeded,
 )
 from elasticjob._runtime.rendezvous.state import RECONNECT_GRACE, AgentMessage
-from support.rounds import Job, membership_of
+from support.rendezvous.rounds import Job, membership_of
 
 GRACE = 2 * RECONNECT_GRACE
 VISITOR = "visitor@10.0.0.9:5000"

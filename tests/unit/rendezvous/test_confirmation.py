@@ -15,7 +15,7 @@ from elasticjob._runtime.contract.messages import (
 from elasticjob._runtime.rendezvous.rounds import rounds
 from elasticjob._runtime.rendezvous.rounds.confirmation import CONFIRMATION_SECONDS
 from elasticjob._runtime.rendezvous.state import RECOVERY_TIMEOUT, STOP_TIMEOUT, NewerStoreSeen, OperatorViewReceived
-from support.rounds import Job, membership_of, pods
+from support.rendezvous.rounds import Job, membership_of, pods
 
 SETTINGS = RoundSettings(min_nodes=1, max_nodes=4, target=4)
 

@@ -22,7 +22,7 @@ from elasticjob._runtime.contract.messages import (
     WorkersFailed,
     WorkersStopped,
 )
-from support.rounds import Job, job_of, membership_of, pods
+from support.rendezvous.rounds import Job, job_of, membership_of, pods
 
 FAILS = FailureRule("user-error", FailureAction.FAIL_JOB, exit_codes=(2,))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from elasticjob._runtime.contract.messages import Failure, FailureClass, LostTime, TrainingProgress, WorkersFailed
 from elasticjob._runtime.rendezvous.observations import lost_time, recovery_times
 from elasticjob._runtime.rendezvous.state import CoordinatorEvent
-from support.rounds import Job, pods
+from support.rendezvous.rounds import Job, pods
 
 
 class Timed(Job):

@@ -19,7 +19,7 @@ from elasticjob._runtime.contract.messages import (
 )
 from elasticjob._runtime.contract.names import BEFORE_ROUNDS
 from elasticjob._runtime.rendezvous.state import AgentDisconnected, AgentMessage
-from support.rounds import SETTINGS, Job, agent_id, announcement, pods
+from support.rendezvous.rounds import SETTINGS, Job, agent_id, announcement, pods
 
 
 def job_of(*indices: int, target: int) -> Job:

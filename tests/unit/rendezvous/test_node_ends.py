@@ -18,7 +18,7 @@ from elasticjob._runtime.contract.messages import (
 )
 from elasticjob._runtime.rendezvous.node_ends import EARLIER_SECONDS
 from elasticjob._runtime.rendezvous.state import AgentDisconnected, AgentMessage, OperatorViewReceived, initial_state
-from support.rounds import SETTINGS, Job, agent_id, announcement, job_of, membership_of, pods
+from support.rendezvous.rounds import SETTINGS, Job, agent_id, announcement, job_of, membership_of, pods
 
 CLOCK = 5_000_000.0
 """The operator's clock when the job's clock shows 0."""

@@ -19,7 +19,7 @@ from elasticjob._runtime.contract.messages import (
 )
 from elasticjob._runtime.rendezvous.rounds.planned_end import STEP_REPORT_TIMEOUT
 from elasticjob._runtime.rendezvous.state import RECONNECT_GRACE, STOP_TIMEOUT
-from support.rounds import Job, membership_of, pods
+from support.rendezvous.rounds import Job, membership_of, pods
 
 REASON = "1 worker pod can join: j-2-0"
 

@@ -7,7 +7,7 @@ import pytest
 from elasticjob._runtime.contract.messages import RecoverySeconds, RoundEnded
 from elasticjob._runtime.rendezvous.observations import recovery_times
 from elasticjob._runtime.rendezvous.state import CoordinatorEvent
-from support.rounds import Job, pods
+from support.rendezvous.rounds import Job, pods
 
 
 class Timed(Job):

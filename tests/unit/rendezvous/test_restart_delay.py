@@ -16,7 +16,7 @@ from elasticjob._runtime.contract.messages import (
     WorkersStopped,
 )
 from elasticjob._runtime.rendezvous.rounds import rounds
-from support.rounds import Job, job_of, membership_of, pods
+from support.rendezvous.rounds import Job, job_of, membership_of, pods
 
 
 def fail(job: Job) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from elasticjob._runtime.contract import codec
 from elasticjob._runtime.contract.messages import EndReason, Finish, Outcome, RestartStrategy, RoundPhase, RoundSettings
-from support.rounds import Job, agent_id, job_of, pods
+from support.rendezvous.rounds import Job, agent_id, job_of, pods
 
 RECREATE: dict[str, Any] = {"restart_strategy": RestartStrategy.RECREATE}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elasticjob._runtime.contract.messages import Outcome
-from support.rounds import job_of, pods
+from support.rendezvous.rounds import job_of, pods
 
 
 @pytest.mark.parametrize(("pause", "outcome", "restarts"), [(59.0, Outcome.FAILED, 1), (60.0, None, 1)])

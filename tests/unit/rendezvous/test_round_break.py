@@ -5,7 +5,7 @@ from __future__ import annotations
 from elasticjob._runtime.contract.messages import BreakRound, LastMembership, MemberState, NodeResultsEnded, RoundPhase
 from elasticjob._runtime.contract.names import RoundId
 from elasticjob._runtime.rendezvous.state import BREAK_TIMEOUT
-from support.rounds import Job, agent_id, job_of
+from support.rendezvous.rounds import Job, agent_id, job_of
 
 
 def end_results(job: Job, round_id: RoundId, *indices: int) -> None:

@@ -43,7 +43,7 @@ from elasticjob._runtime.rendezvous.state import (
     CoordinatorEvent,
     CoordinatorState,
 )
-from support.rounds import SETTINGS, Job, agent_id, announcement, job_of, membership_of, pods
+from support.rendezvous.rounds import SETTINGS, Job, agent_id, announcement, job_of, membership_of, pods
 
 FAILURE = Failure(FailureClass.KILLED, "j-0-0", 1.0)
 

@@ -18,7 +18,7 @@ from elasticjob._runtime.contract.messages import (
     WorkersStopped,
 )
 from elasticjob._runtime.rendezvous.state import AgentMessage
-from support.rounds import SETTINGS, Job, agent_id, announcement, job_of, pods
+from support.rendezvous.rounds import SETTINGS, Job, agent_id, announcement, job_of, pods
 
 START, FORM = 3.0, 0.05
 

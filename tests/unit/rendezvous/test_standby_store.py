@@ -35,7 +35,7 @@ from elasticjob._runtime.rendezvous.state import (
     Tick,
     initial_state,
 )
-from support.rounds import SETTINGS, Job, agent_id, announcement, job_of, membership_of, pods
+from support.rendezvous.rounds import SETTINGS, Job, agent_id, announcement, job_of, membership_of, pods
 
 ADDRESS = StandbyStore(1, "10.0.0.9", 29400)
 

@@ -28,7 +28,7 @@ from elasticjob._runtime.contract.messages import (
 from elasticjob._runtime.contract.names import RoundId
 from elasticjob._runtime.rendezvous.rounds import rounds
 from elasticjob._runtime.rendezvous.state import LOST_TIMEOUT, MAX_ENDED_ROUNDS, AgentMessage, Tick
-from support.rounds import SETTINGS, Job, agent_id, announcement, job_of, membership_of, pods
+from support.rendezvous.rounds import SETTINGS, Job, agent_id, announcement, job_of, membership_of, pods
 
 FAILURE = Failure(FailureClass.KILLED, "j-0-0", 1.0)
 

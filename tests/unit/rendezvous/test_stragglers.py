@@ -7,7 +7,7 @@ import pytest
 from elasticjob._runtime.contract.messages import StepTimes, Straggler
 from elasticjob._runtime.rendezvous.observations import stragglers
 from elasticjob._runtime.rendezvous.state import Round
-from support.rounds import Job, agent_id, pods
+from support.rendezvous.rounds import Job, agent_id, pods
 
 
 class TrackedJob(Job):

@@ -15,7 +15,7 @@ from elasticjob._runtime.contract.messages import (
 )
 from elasticjob._runtime.rendezvous.rounds import rounds
 from elasticjob._runtime.rendezvous.state import AgentMessage
-from support.rounds import Job, agent_id, job_of
+from support.rendezvous.rounds import Job, agent_id, job_of
 
 
 def running(policy: SuccessPolicy) -> Job:

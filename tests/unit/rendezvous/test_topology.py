@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from elasticjob._runtime.contract.messages import ExpectedPod, RoundSettings
-from support.rounds import Job, pods
+from support.rendezvous.rounds import Job, pods
 
 SETTINGS = RoundSettings(min_nodes=1, max_nodes=8, target=8)
 

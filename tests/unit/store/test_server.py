@@ -18,7 +18,7 @@ from elasticjob._runtime.store.connections import Peer
 from elasticjob._runtime.store.last_requests import MAX_SIZE, LastRequests
 from elasticjob._runtime.store.server import StoreServer
 from elasticjob._runtime.store.wire import Limits, Op
-from support.store_client import StoreClient
+from support.common.store_client import StoreClient
 
 HELLO = wire.request(Op.VALIDATE, number=wire.MAGIC)
 Start = Callable[..., Awaitable[tuple[StoreServer, int]]]
