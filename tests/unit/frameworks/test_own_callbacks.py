@@ -9,7 +9,7 @@ import pytest
 
 import elasticjob
 from elasticjob.frameworks.own_callbacks import uses_elasticjob
-from elasticjob.training.progress_channel import Stopped, progress
+from elasticjob.training.progress_channel import Stopped, channel, progress
 
 USES = {"module": elasticjob, "function": progress, "class": Stopped, "object": Stopped(0)}
 
@@ -19,6 +19,7 @@ def run_with(monkeypatch: pytest.MonkeyPatch, name: str, value: object) -> bool:
     modules = {
         name: module for name, module in sys.modules.items() if name.partition(".")[0] in sys.stdlib_module_names
     }
+    monkeypatch.setattr(channel, "callbacks", [])
     script = ModuleType(name)
     script.__dict__["value"] = value
     monkeypatch.setattr(sys, "modules", {**modules, "__main__": ModuleType("__main__"), name: script})
