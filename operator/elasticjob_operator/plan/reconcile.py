@@ -9,27 +9,18 @@ from typing import Any
 from elasticjob._runtime.contract.messages import Finish, OperatorView, Outcome
 from elasticjob_operator.actions import (
     Action,
-    CreateGang,
-    CreateNodesService,
-    CreateSecret,
-    CreateStoreService,
     EventRecord,
-    ReplaceGang,
-    ResizeGang,
-    UpdateStoreService,
 )
-from elasticjob_operator.manifests import gang_child
-from elasticjob_operator.manifests.gang import IMMUTABLE
-from elasticjob_operator.manifests.names import attempt, key_secret, nodes_service, store_service
+from elasticjob_operator.manifests.names import attempt
 from elasticjob_operator.model.cluster.pods import Pod
 from elasticjob_operator.model.cluster.raw import timestamp
 from elasticjob_operator.model.job.spec import JobSpec
-from elasticjob_operator.model.job.status import ConditionType
+from elasticjob_operator.model.job.status import Condition, ConditionType
 from elasticjob_operator.model.observed import Job, Observed
 from elasticjob_operator.plan.context import Actions, ReconcileContext
-from elasticjob_operator.plan.failure_policy.budget import charged_rounds, plan_budget, unchanged_budget
+from elasticjob_operator.plan.failure_policy.budget import Budget, charged_rounds, plan_budget, unchanged_budget
 from elasticjob_operator.plan.job_status import conditions
-from elasticjob_operator.plan.job_status.conditions import JobContext
+from elasticjob_operator.plan.job_status.decisions import Decisions
 from elasticjob_operator.plan.job_status.event_records import event_records
 from elasticjob_operator.plan.job_status.next_status import (
     current_conditions,
@@ -39,6 +30,7 @@ from elasticjob_operator.plan.job_status.next_status import (
     written_condition,
 )
 from elasticjob_operator.plan.life_cycle import job_end
+from elasticjob_operator.plan.life_cycle.children import plan_children
 from elasticjob_operator.plan.life_cycle.key_ids import with_key_id
 from elasticjob_operator.plan.life_cycle.policies import delete_disruption_budget, plan_policies
 from elasticjob_operator.plan.life_cycle.queueing import admitted_spec, plan_workload
@@ -47,7 +39,7 @@ from elasticjob_operator.plan.pods.capacity import Capacity, plan_capacity, unch
 from elasticjob_operator.plan.pods.cordons import with_cordon_spares
 from elasticjob_operator.plan.pods.indices import coordinator_settings, with_vacant_indices
 from elasticjob_operator.plan.pods.node_warnings import ending_pods
-from elasticjob_operator.plan.pods.pod_decisions import decide_pods, still_avoided
+from elasticjob_operator.plan.pods.pod_decisions import PodDecision, decide_pods, still_avoided
 from elasticjob_operator.plan.pods.start_attempts import plan_starts, unchanged_starts
 from elasticjob_operator.plan.pods.workers import (
     WorkersPlan,
@@ -127,70 +119,120 @@ def plan(observed: Observed, image: str, now: float) -> Plan:
         return Plan()
     if job.spec is None or (job.spec_error and _is_new(job, job.spec)):
         return _invalid(job, now)
-    keyed = with_key_id(observed)
-    ctx = with_cordon_spares(ReconcileContext(keyed, admitted_spec(keyed, job.spec), now, job.status.vacant))
-    already_declared = job_end.declared_outcome(ctx) is not None
-    if not already_declared:
-        ctx = replace(ctx, vacant=frozenset()) if resumes(ctx) else with_vacant_indices(ctx)
-    world = read_world(ctx)
-    idle = already_declared or is_suspended(ctx) or resumes(ctx) or _names_taken(ctx)
-    starts = unchanged_starts(ctx) if idle else plan_starts(ctx, new_round=world.is_new_round)
-    capacity = _plan_capacity(ctx, world, ended=already_declared)
-    ctx = replace(ctx, withdrawn=capacity.withdrawn)
+    inputs = _inputs(observed, job.spec, now)
+    training = read_world(inputs)
+    declared = job_end.declared_outcome(inputs) is not None
+    no_changes = declared or is_suspended(inputs) or resumes(inputs) or _names_taken(inputs)
+    attempts = unchanged_starts(inputs) if no_changes else plan_starts(inputs, new_round=training.is_new_round)
+    capacity = _plan_capacity(inputs, training, ended=declared)
+    inputs = replace(inputs, withdrawn=capacity.withdrawn)
     # No pod of a suspended job is missing or to be replaced, and none of a job that can have no successor for it.
-    decisions = () if idle and not already_declared else decide_pods(ctx, starts.retry_at)
-    budget = unchanged_budget(ctx) if already_declared else plan_budget(ctx, decisions, starts)
-    outcome = job_end.evaluate_outcome(ctx, world, budget, starts)
-    if outcome is not None:
-        store, workers = current_store(ctx), _unchanged_workers(ctx)
-        actions = job_end.remove_pods(ctx, outcome, declared=world.outcome is not None) + job_end.expire(ctx)
-        actions += delete_disruption_budget(ctx)
-    elif is_suspended(ctx):
-        store = current_store(ctx) if stores_left(ctx) else no_store()
-        workers = replace(_unchanged_workers(ctx), expected_pods=draining_pods(ctx))
-        actions = remove_children(ctx) + delete_disruption_budget(ctx)
-    elif resumes(ctx):
-        store, workers = no_store(), _unchanged_workers(ctx)
-        actions = Actions(requeue_at=(now,))
-    elif _names_taken(ctx):
-        expected = tuple(expected_pod_of(pod) for pod in ctx.observed.workers if pod.end is None)
-        store, workers = current_store(ctx), replace(_unchanged_workers(ctx), expected_pods=expected)
-        actions = Actions(requeue_at=(now + _name_requeue(ctx),))
-    else:
-        store = plan_store(ctx)
-        lost = (store.lost_node,) if store.lost_node else ()
-        workers = plan_workers(ctx, decisions, (*lost, *budget.avoided))
-        actions = _start(ctx, store, workers) + Actions(requeue_at=capacity.requeue_at)
-    actions += plan_workload(ctx, world, outcome)
-    if outcome is None and (deadline := job_end.deadline_at(ctx)) is not None:
+    pods = () if no_changes and not declared else decide_pods(inputs, attempts.retry_at)
+    budget = unchanged_budget(inputs) if declared else plan_budget(inputs, pods, attempts)
+    outcome = job_end.evaluate_outcome(inputs, training, budget, attempts)
+    store, workers, actions = _children_of(inputs, training, pods, budget, capacity, outcome)
+    actions += plan_workload(inputs, training, outcome)
+    if outcome is None and (deadline := job_end.deadline_at(inputs)) is not None:
         actions += Actions(requeue_at=(deadline,))
-    context = JobContext(ctx, decisions, workers, store, world, budget, starts, capacity, outcome)
-    current = current_conditions(context)
-    records = (*budget.event_records, *actions.event_records)
-    if outcome is None:
-        records += event_records(context, current)
-    elif already_declared:
-        records += job_end.changed_event(ctx)
-    else:
-        records += (job_end.outcome_event(outcome),)
-    status = next_status(context, current, image)
-    view, newer = _operator_view(context), _newer_store(ctx, store)
+    decisions = Decisions(inputs, pods, workers, store, training, budget, attempts, capacity, outcome)
+    return _to_plan(decisions, actions, image, declared=declared)
+
+
+def _inputs(observed: Observed, spec: JobSpec, now: float) -> ReconcileContext:
+    """Return what the decisions depend on: the spec as the queue admits it, with the keys of this execution."""
+    keyed = with_key_id(observed)
+    inputs = with_cordon_spares(ReconcileContext(keyed, admitted_spec(keyed, spec), now, observed.job.status.vacant))
+    if job_end.declared_outcome(inputs) is not None:
+        return inputs
+    return replace(inputs, vacant=frozenset()) if resumes(inputs) else with_vacant_indices(inputs)
+
+
+def _children_of(
+    inputs: ReconcileContext,
+    training: World,
+    pods: tuple[PodDecision, ...],
+    budget: Budget,
+    capacity: Capacity,
+    outcome: job_end.JobOutcome | None,
+) -> tuple[StorePlan, WorkersPlan, Actions]:
+    """Return which store serves, which worker pods are expected, and what is done to reach that."""
+    if outcome is not None:
+        return _end(inputs, outcome, declared=training.outcome is not None)
+    if is_suspended(inputs):
+        return _suspend(inputs)
+    if resumes(inputs):
+        return _resume(inputs)
+    if _names_taken(inputs):
+        return _wait_for_names(inputs)
+    return _run(inputs, pods, budget, capacity)
+
+
+def _end(
+    inputs: ReconcileContext, outcome: job_end.JobOutcome, *, declared: bool
+) -> tuple[StorePlan, WorkersPlan, Actions]:
+    """The job has an outcome: its pods end, and later the job itself is deleted."""
+    actions = job_end.remove_pods(inputs, outcome, declared=declared) + job_end.expire(inputs)
+    return current_store(inputs), _unchanged_workers(inputs), actions + delete_disruption_budget(inputs)
+
+
+def _suspend(inputs: ReconcileContext) -> tuple[StorePlan, WorkersPlan, Actions]:
+    """The job is suspended: its workers stop at one step, then pods and store go."""
+    store = current_store(inputs) if stores_left(inputs) else no_store()
+    workers = replace(_unchanged_workers(inputs), expected_pods=draining_pods(inputs))
+    return store, workers, remove_children(inputs) + delete_disruption_budget(inputs)
+
+
+def _resume(inputs: ReconcileContext) -> tuple[StorePlan, WorkersPlan, Actions]:
+    """The job is resumed: the status begins the next execution, and the next reconcile creates its children."""
+    return no_store(), _unchanged_workers(inputs), Actions(requeue_at=(inputs.now,))
+
+
+def _wait_for_names(inputs: ReconcileContext) -> tuple[StorePlan, WorkersPlan, Actions]:
+    """Another owner's object has the name of a child: nothing is created, and what runs goes on."""
+    expected = tuple(expected_pod_of(pod) for pod in inputs.observed.workers if pod.end is None)
+    workers = replace(_unchanged_workers(inputs), expected_pods=expected)
+    return current_store(inputs), workers, Actions(requeue_at=(inputs.now + _name_requeue(inputs),))
+
+
+def _run(
+    inputs: ReconcileContext, pods: tuple[PodDecision, ...], budget: Budget, capacity: Capacity
+) -> tuple[StorePlan, WorkersPlan, Actions]:
+    """The job trains, or is to: it has a store, and a worker pod for each index."""
+    store = plan_store(inputs)
+    lost = (store.lost_node,) if store.lost_node else ()
+    workers = plan_workers(inputs, pods, (*lost, *budget.avoided))
+    return store, workers, _start(inputs, store, workers) + Actions(requeue_at=capacity.requeue_at)
+
+
+def _to_plan(decisions: Decisions, actions: Actions, image: str, *, declared: bool) -> Plan:
+    """Return the plan of these decisions. `declared`: an earlier status has the job's outcome already."""
+    inputs, store = decisions.inputs, decisions.store
+    current = current_conditions(decisions)
+    records = (*decisions.budget.event_records, *actions.event_records, *_records(decisions, current, declared))
+    status = next_status(decisions, current, image)
+    view, newer = _operator_view(decisions), _newer_store(inputs, store)
     return Plan(
-        status=None if same_status(status, ctx.status.raw) else status,
+        status=None if same_status(status, inputs.status.raw) else status,
         # Events are about changes since the last status: it is written with them, or they would be recorded again.
-        write_delay=0.0 if records else write_delay(status, ctx.status.raw),
+        write_delay=0.0 if records else write_delay(status, inputs.status.raw),
         operator_view=view,
-        store_address=_address(ctx, store.pod),
-        standby_view=None if newer is None else _standby_view(ctx, store, view, newer),
-        standby_address=_address(ctx, newer),
+        store_address=_address(inputs, store.pod),
+        standby_view=None if newer is None else _standby_view(inputs, store, view, newer),
+        standby_address=_address(inputs, newer),
         actions=actions.actions,
-        withheld=workers.withheld,
-        failed_starts=starts.failed,
-        key_id=ctx.status.key_id,
+        withheld=decisions.workers.withheld,
+        failed_starts=decisions.start_attempts.failed,
+        key_id=inputs.status.key_id,
         event_records=records,
         unresponsive_store=store.lost_node.name if store.lost_node else "",
-        requeue_after=max(SHORTEST_REQUEUE, min(actions.requeue_at) - now) if actions.requeue_at else None,
+        requeue_after=max(SHORTEST_REQUEUE, min(actions.requeue_at) - inputs.now) if actions.requeue_at else None,
     )
+
+
+def _records(decisions: Decisions, current: dict[ConditionType, Condition], declared: bool) -> tuple[EventRecord, ...]:
+    if decisions.outcome is None:
+        return event_records(decisions, current)
+    return job_end.changed_event(decisions.inputs) if declared else (job_end.outcome_event(decisions.outcome),)
 
 
 def _plan_capacity(ctx: ReconcileContext, world: World, *, ended: bool) -> Capacity:
@@ -249,41 +291,8 @@ def _unchanged_workers(ctx: ReconcileContext) -> WorkersPlan:
 
 def _start(ctx: ReconcileContext, store: StorePlan, workers: WorkersPlan) -> Actions:
     # The Services and the Secret come first: the pods need them.
-    children = Actions(actions=_children(ctx, store))
+    children = Actions(actions=plan_children(ctx, store))
     return children + store.actions + workers.actions + plan_policies(ctx) + Actions(requeue_at=_retries(ctx))
-
-
-def _children(ctx: ReconcileContext, store: StorePlan) -> tuple[Action, ...]:
-    name, children = ctx.job.name, ctx.observed.children
-    if not children.known:
-        return ()
-    actions: list[Action] = []
-    secret = key_secret(ctx.job)
-    if children.secret != secret and ctx.may_create(f"Secret/{secret}"):
-        actions.append(CreateSecret())
-    if children.nodes is None and ctx.may_create(f"Service/{nodes_service(name)}"):
-        actions.append(CreateNodesService())
-    rendezvous = children.rendezvous
-    if rendezvous is None and ctx.may_create(f"Service/{store_service(name)}"):
-        actions.append(CreateStoreService(store.incarnation or 0))
-    elif (
-        rendezvous is not None
-        and store.incarnation is not None
-        and rendezvous.ours
-        and rendezvous.incarnation != store.incarnation
-    ):
-        actions.append(UpdateStoreService(rendezvous.uid, store.incarnation))
-    return (*actions, *_gang(ctx))
-
-
-def _gang(ctx: ReconcileContext) -> tuple[Action, ...]:
-    gang, child = ctx.observed.children.gang, gang_child(ctx.job, ctx.spec)
-    if gang is None:
-        return (CreateGang(),) if child and ctx.may_create(child) else ()
-    if gang.ours and gang.gang_size != ctx.spec.min_replicas:
-        replaced = ctx.spec.gang in IMMUTABLE
-        return (ReplaceGang(gang.uid) if replaced else ResizeGang(gang.uid, ctx.spec.min_replicas),)
-    return ()
 
 
 def _retries(ctx: ReconcileContext) -> tuple[float, ...]:
@@ -293,29 +302,31 @@ def _retries(ctx: ReconcileContext) -> tuple[float, ...]:
 # ---- the store -------------------------------------------------------------------------------------------------
 
 
-def _operator_view(context: JobContext) -> OperatorView:
+def _operator_view(decisions: Decisions) -> OperatorView:
     return OperatorView(
         lease=0,
         sequence=0,
-        settings=coordinator_settings(context.ctx),
-        charged=context.budget.counted,
-        charged_since=context.budget.counted_since if context.ctx.spec.restart_window else 0.0,
-        charged_round=context.budget.charged_round,
-        charged_rounds=charged_rounds(context.budget),
-        pods=with_topology(context.ctx, context.workers.expected_pods),
-        confirmed_request=0.0 if context.store.promoted else confirmed_request(context.ctx),
-        confirmed_half=_half_missing(context),
-        finish=_finish(context.outcome) if context.outcome else None,
-        serving=-1 if context.store.incarnation is None else context.store.incarnation,
-        standby_store=None if context.store.promoted else usable_standby_store(context.ctx, context.store.standby),
-        newest_round=context.world.last_round,
-        ending_pods=ending_pods(context.ctx),
+        settings=coordinator_settings(decisions.inputs),
+        charged=decisions.budget.counted,
+        charged_since=decisions.budget.counted_since if decisions.inputs.spec.restart_window else 0.0,
+        charged_round=decisions.budget.charged_round,
+        charged_rounds=charged_rounds(decisions.budget),
+        pods=with_topology(decisions.inputs, decisions.workers.expected_pods),
+        confirmed_request=0.0 if decisions.store.promoted else confirmed_request(decisions.inputs),
+        confirmed_half=_half_missing(decisions),
+        finish=_finish(decisions.outcome) if decisions.outcome else None,
+        serving=-1 if decisions.store.incarnation is None else decisions.store.incarnation,
+        standby_store=None
+        if decisions.store.promoted
+        else usable_standby_store(decisions.inputs, decisions.store.standby),
+        newest_round=decisions.training.last_round,
+        ending_pods=ending_pods(decisions.inputs),
     )
 
 
-def _half_missing(context: JobContext) -> bool:
-    report = context.ctx.report
-    return not context.store.promoted and report is not None and report.half_missing_round is not None
+def _half_missing(decisions: Decisions) -> bool:
+    report = decisions.inputs.report
+    return not decisions.store.promoted and report is not None and report.half_missing_round is not None
 
 
 def _newer_store(ctx: ReconcileContext, store: StorePlan) -> Pod | None:

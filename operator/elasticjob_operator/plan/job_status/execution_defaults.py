@@ -6,19 +6,19 @@ from __future__ import annotations
 from typing import Any
 
 from elasticjob_operator.manifests.names import attempt
-from elasticjob_operator.plan.job_status.conditions import JobContext
+from elasticjob_operator.plan.job_status.decisions import Decisions
 
 FIELD = "defaults"
 
 
-def execution_defaults(job: JobContext) -> dict[str, Any] | None:
+def execution_defaults(decisions: Decisions) -> dict[str, Any] | None:
     """Return the field; None without defaults."""
-    ctx = job.ctx
-    starts = job.resumes or not (job.suspended or "startTime" in ctx.status.raw)
-    if job.suspended and not starts:
+    ctx = decisions.inputs
+    starts = decisions.resumes or not (decisions.suspended or "startTime" in ctx.status.raw)
+    if decisions.suspended and not starts:
         last = ctx.status.raw.get(FIELD)
         return dict(last) if isinstance(last, dict) else None
     record = (ctx.job.current_defaults if starts else ctx.job.defaults).record
     fields = {"fields": dict(ctx.job.default_sources)} if ctx.job.default_sources else {}
-    execution = ctx.status.execution_attempts + 1 if job.resumes else attempt(ctx.job)
+    execution = ctx.status.execution_attempts + 1 if decisions.resumes else attempt(ctx.job)
     return {"execution": execution, **record, **fields} if record else None

@@ -29,7 +29,7 @@ from elasticjob_operator.plan.job_status import (
     stragglers,
     trainer_status,
 )
-from elasticjob_operator.plan.job_status.conditions import JobContext
+from elasticjob_operator.plan.job_status.decisions import Decisions
 from elasticjob_operator.plan.life_cycle.job_end import all_workers_ended
 from elasticjob_operator.plan.life_cycle.key_ids import next_key_id
 from elasticjob_operator.plan.pods.capacity import target_replicas
@@ -48,57 +48,59 @@ _MINOR = ("replicas", "active", "ready", "standby", "succeeded", "failed", "term
 """Fields whose write may be delayed."""
 
 
-def next_status(job: JobContext, current: dict[ConditionType, Condition], image: str) -> dict[str, Any]:
+def next_status(decisions: Decisions, current: dict[ConditionType, Condition], image: str) -> dict[str, Any]:
     """Return the whole next status; it equals the last one when nothing has changed.
 
     `current` are the conditions of `current_conditions`; `image` is the operator's own.
     """
-    ctx = job.ctx
+    ctx = decisions.inputs
     spares = spare_indices(ctx)
-    outages, uncounted = job.budget.outages[-MAX_OUTAGES:], job.budget.uncounted_outages[-MAX_OUTAGES:]
+    outages, uncounted = decisions.budget.outages[-MAX_OUTAGES:], decisions.budget.uncounted_outages[-MAX_OUTAGES:]
     status = dict(ctx.status.raw) | {
         "observedGeneration": ctx.job.generation,
-        "phase": _phase(job, current),
+        "phase": _phase(decisions, current),
         "selector": pod_selector(ctx, spares),
-        "targetReplicas": target_replicas(ctx, job.capacity),
-        "vacantIndices": vacant_ranges(ctx.vacant, job.workers.incarnations) or None,
-        "scaledDown": _scaled_down(job),
-        "backOff": _back_off(job),
+        "targetReplicas": target_replicas(ctx, decisions.capacity),
+        "vacantIndices": vacant_ranges(ctx.vacant, decisions.workers.incarnations) or None,
+        "scaledDown": _scaled_down(decisions),
+        "backOff": _back_off(decisions),
         "cordonSpares": ctx.cordon_spares or None,
-        **_counts(job, spares),
-        "rendezvousRound": job.world.rounds,
-        "restarts": job.budget.restarts,
-        "restartsCountTowardsMax": job.budget.counted,
-        "restartWindow": _restart_window(job),
-        "failedStarts": job.starts.failed or None,
-        "startFailures": job.starts.in_row or None,
+        **_counts(decisions, spares),
+        "rendezvousRound": decisions.training.rounds,
+        "restarts": decisions.budget.restarts,
+        "restartsCountTowardsMax": decisions.budget.counted,
+        "restartWindow": _restart_window(decisions),
+        "failedStarts": decisions.start_attempts.failed or None,
+        "startFailures": decisions.start_attempts.in_row or None,
         "chargedOutages": list(outages),
         "chargedFailures": outage_objects(outages),
         "uncountedOutages": list(uncounted),
         "uncountedFailures": outage_objects(uncounted),
-        "executionAttempts": _executions(job),
-        "guardedFields": _guarded(job),
-        "rendezvous": _rendezvous(job),
-        "incarnations": ",".join(map(str, job.workers.incarnations)),
-        "incarnationRanges": incarnation_ranges(job.workers.incarnations),
-        execution_defaults.FIELD: execution_defaults.execution_defaults(job),
-        "runtimeImage": _runtime_image(job, image),
-        "keyId": next_key_id(ctx.observed, resumes=job.resumes, idle=job.suspended or job.outcome is not None),
-        "warmFork": job.world.warm_fork or None,
-        "hangGuard": job.world.hang_guard or None,
-        "avoidedNodes": _avoided_nodes(job.workers.avoided),
-        "suspectNodes": _avoided_nodes(job.workers.suspects),
-        "straggler": stragglers.straggler_record(job),
-        "stateTransfer": state_transfer.state_transfer(job),
-        "goodput": goodput.goodput(job),
-        "trainerStatus": trainer_status.trainer_status(job),
-        "conditions": _written_conditions(job, current),
-        **_times(job, current),
-        **_failures(job),
+        "executionAttempts": _executions(decisions),
+        "guardedFields": _guarded(decisions),
+        "rendezvous": _rendezvous(decisions),
+        "incarnations": ",".join(map(str, decisions.workers.incarnations)),
+        "incarnationRanges": incarnation_ranges(decisions.workers.incarnations),
+        execution_defaults.FIELD: execution_defaults.execution_defaults(decisions),
+        "runtimeImage": _runtime_image(decisions, image),
+        "keyId": next_key_id(
+            ctx.observed, resumes=decisions.resumes, idle=decisions.suspended or decisions.outcome is not None
+        ),
+        "warmFork": decisions.training.warm_fork or None,
+        "hangGuard": decisions.training.hang_guard or None,
+        "avoidedNodes": _avoided_nodes(decisions.workers.avoided),
+        "suspectNodes": _avoided_nodes(decisions.workers.suspects),
+        "straggler": stragglers.straggler_record(decisions),
+        "stateTransfer": state_transfer.state_transfer(decisions),
+        "goodput": goodput.goodput(decisions),
+        "trainerStatus": trainer_status.trainer_status(decisions),
+        "conditions": _written_conditions(decisions, current),
+        **_times(decisions, current),
+        **_failures(decisions),
     }
-    if job.budget.charged_round is not None:
-        status["chargedRound"] = str(job.budget.charged_round)
-        status["lastChargedRound"] = round_object(job.budget.charged_round)
+    if decisions.budget.charged_round is not None:
+        status["chargedRound"] = str(decisions.budget.charged_round)
+        status["lastChargedRound"] = round_object(decisions.budget.charged_round)
     return _with_due_fields(ctx.status.raw, {n: v for n, v in status.items() if v not in (None, [])}, ctx.now)
 
 
@@ -118,39 +120,39 @@ def _with_due_fields(before: Mapping[str, Any], status: dict[str, Any], now: flo
     return status if progressed or lost else dict(before)
 
 
-def _restart_window(job: JobContext) -> dict[str, Any] | None:
+def _restart_window(decisions: Decisions) -> dict[str, Any] | None:
     """Return the window of the last restart that counts; None without restartWindowSeconds."""
-    if not (job.ctx.spec.restart_window and job.budget.counted_since):
+    if not (decisions.inputs.spec.restart_window and decisions.budget.counted_since):
         return None
     # Microseconds: the coordinator and the operator must agree on its end.
-    return {"start": timestamp(job.budget.counted_since, precise=True), "count": job.budget.counted}
+    return {"start": timestamp(decisions.budget.counted_since, precise=True), "count": decisions.budget.counted}
 
 
-def _executions(job: JobContext) -> int:
+def _executions(decisions: Decisions) -> int:
     """Return the number of the execution: the next one when the job is resumed, 0 before the first."""
-    attempts = job.ctx.status.execution_attempts
-    if job.resumes:
+    attempts = decisions.inputs.status.execution_attempts
+    if decisions.resumes:
         return attempts + 1
-    return attempts if job.suspended else attempt(job.ctx.job)
+    return attempts if decisions.suspended else attempt(decisions.inputs.job)
 
 
-def _guarded(job: JobContext) -> dict[str, Any] | None:
+def _guarded(decisions: Decisions) -> dict[str, Any] | None:
     """Return from what the pods of the execution are made. That of a job whose status an older operator has written is
     taken for what its spec says now."""
-    if job.outcome is not None:  # a finished job's status is not written for this alone
-        known = job.ctx.status.raw.get("guardedFields")
+    if decisions.outcome is not None:  # a finished job's status is not written for this alone
+        known = decisions.inputs.status.raw.get("guardedFields")
         return dict(known) if isinstance(known, dict) else None
-    execution, before = _executions(job), job.ctx.status.guarded
+    execution, before = _executions(decisions), decisions.inputs.status.guarded
     if before is None or before.execution != execution or not before.comparable:
-        before = GuardedFields(execution, job.ctx.job.guarded_digest)
+        before = GuardedFields(execution, decisions.inputs.job.guarded_digest)
     return {"execution": execution, "digest": before.digest} if execution and before.digest else None
 
 
-def _runtime_image(job: JobContext, image: str) -> str | None:
+def _runtime_image(decisions: Decisions, image: str) -> str | None:
     """Return the image of the execution. The next one is pinned to the image of the operator that starts it."""
-    if job.resumes:
+    if decisions.resumes:
         return image
-    return job.ctx.status.runtime_image or (None if job.suspended else image)
+    return decisions.inputs.status.runtime_image or (None if decisions.suspended else image)
 
 
 def same_status(one: Any, other: Any) -> bool:
@@ -183,51 +185,51 @@ def _without_start(status: Mapping[str, Any]) -> dict[str, Any]:
     return rest | {"phase": _STARTING, "conditions": [state for state in rest["conditions"] if state not in steps]}
 
 
-def _rendezvous(job: JobContext) -> dict[str, Any] | None:
-    if job.store.incarnation is None:
+def _rendezvous(decisions: Decisions) -> dict[str, Any] | None:
+    if decisions.store.incarnation is None:
         # No store of a later execution gets the number of an earlier one.
-        return {"newest": job.ctx.status.newest_store} if job.ctx.status.execution_attempts else None
+        return {"newest": decisions.inputs.status.newest_store} if decisions.inputs.status.execution_attempts else None
     rendezvous: dict[str, Any] = {
-        "endpoint": endpoint(job.ctx.job, job.ctx.spec.port),
-        "incarnation": job.store.incarnation,
+        "endpoint": endpoint(decisions.inputs.job, decisions.inputs.spec.port),
+        "incarnation": decisions.store.incarnation,
     }
-    if job.store.standby is not None:
-        rendezvous["standby"] = job.store.standby
-    if job.ctx.status.newest_store > max(job.store.incarnation, job.store.standby or 0):
-        rendezvous["newest"] = job.ctx.status.newest_store
-    last = job.world.last_round
+    if decisions.store.standby is not None:
+        rendezvous["standby"] = decisions.store.standby
+    if decisions.inputs.status.newest_store > max(decisions.store.incarnation, decisions.store.standby or 0):
+        rendezvous["newest"] = decisions.inputs.status.newest_store
+    last = decisions.training.last_round
     return rendezvous | ({"round": str(last), "lastRound": round_object(last)} if last else {})
 
 
-def _scaled_down(job: JobContext) -> dict[str, Any] | None:
-    missing = job.capacity.scaled_down
+def _scaled_down(decisions: Decisions) -> dict[str, Any] | None:
+    missing = decisions.capacity.scaled_down
     if missing is None:
         return None
     indices = ",".join(map(str, sorted(missing.indices)))
     return {"replicas": missing.target, "indices": indices, "indexRanges": index_ranges(missing.indices)}
 
 
-def _back_off(job: JobContext) -> dict[str, Any] | None:
-    back_off = job.capacity.back_off
+def _back_off(decisions: Decisions) -> dict[str, Any] | None:
+    back_off = decisions.capacity.back_off
     if back_off is None:
         return None
     return {"attempts": back_off.attempts} | ({} if back_off.since is None else {"since": timestamp(back_off.since)})
 
 
-def _counts(job: JobContext, spares: frozenset[int]) -> dict[str, int]:
-    pods = job.ctx.observed.workers
+def _counts(decisions: Decisions, spares: frozenset[int]) -> dict[str, int]:
+    pods = decisions.inputs.observed.workers
     ended = [p for p in pods if p.end is not None]
     succeeded = sum(map(_succeeded, ended))
-    running = job.outcome is None
+    running = decisions.outcome is None
     return {
         "replicas": sum(p.live and p.index not in spares for p in pods),
-        "active": job.world.active if running else 0,
-        "ready": job.world.ready if running else 0,
-        "standby": job.world.standby if running else 0,
+        "active": decisions.training.active if running else 0,
+        "ready": decisions.training.ready if running else 0,
+        "standby": decisions.training.standby if running else 0,
         "succeeded": succeeded,
         "failed": len(ended) - succeeded,
         "terminating": sum(p.deleting is not None and p.end is None for p in pods),
-        "worldSize": job.world.size if running else 0,
+        "worldSize": decisions.training.size if running else 0,
     }
 
 
@@ -248,19 +250,19 @@ def _avoided_nodes(nodes: Iterable[AvoidedNode]) -> list[dict[str, str]]:
     ]
 
 
-def _times(job: JobContext, current: dict[ConditionType, Condition]) -> dict[str, str]:
-    ctx, now = job.ctx, timestamp(job.ctx.now)
+def _times(decisions: Decisions, current: dict[ConditionType, Condition]) -> dict[str, str]:
+    ctx, now = decisions.inputs, timestamp(decisions.inputs.now)
     times: dict[str, str] = {}
-    if job.resumes or not (job.suspended or "startTime" in ctx.status.raw):
+    if decisions.resumes or not (decisions.suspended or "startTime" in ctx.status.raw):
         times["startTime"] = now
-    if job.world.is_new_round:
+    if decisions.training.is_new_round:
         # Microseconds, because two rounds may form within one second and each must be counted once.
-        times["lastRendezvousTime"] = timestamp(job.world.formed_at, precise=True)
-    if job.budget.restarts > ctx.status.restarts:
+        times["lastRendezvousTime"] = timestamp(decisions.training.formed_at, precise=True)
+    if decisions.budget.restarts > ctx.status.restarts:
         times["lastRestartTime"] = now
-    if job.starts.failed > ctx.status.failed_starts:
-        times["lastStartFailureTime"] = timestamp(job.starts.failed_at)
-    if ctx.status.target is not None and ctx.status.target != ctx.spec.target and not job.suspended:
+    if decisions.start_attempts.failed > ctx.status.failed_starts:
+        times["lastStartFailureTime"] = timestamp(decisions.start_attempts.failed_at)
+    if ctx.status.target is not None and ctx.status.target != ctx.spec.target and not decisions.suspended:
         times["lastScaleTime"] = now
     ended = current.get(ConditionType.COMPLETE) or current.get(ConditionType.FAILED)
     if ended is not None and "completionTime" not in ctx.status.raw:
@@ -268,13 +270,13 @@ def _times(job: JobContext, current: dict[ConditionType, Condition]) -> dict[str
     return times
 
 
-def _failures(job: JobContext) -> dict[str, Any]:
-    new = [*job.budget.uncharged, *job.budget.charged]
-    cause = job.outcome.failure if job.outcome else None
-    if cause is not None and cause not in new and cause != job.ctx.status.raw.get("lastFailure"):
+def _failures(decisions: Decisions) -> dict[str, Any]:
+    new = [*decisions.budget.uncharged, *decisions.budget.charged]
+    cause = decisions.outcome.failure if decisions.outcome else None
+    if cause is not None and cause not in new and cause != decisions.inputs.status.raw.get("lastFailure"):
         new.append(cause)
-    known = [dict(record) for record in objects(job.ctx.status.raw, "recentFailures")]
-    recovery = job.ctx.report.recovery if job.ctx.report else None
+    known = [dict(record) for record in objects(decisions.inputs.status.raw, "recentFailures")]
+    recovery = decisions.inputs.report.recovery if decisions.inputs.report else None
     recent = _with_recovery([*known, *new][-MAX_RECENT_FAILURES:], recovery)
     fields: dict[str, Any] = {"recentFailures": recent} if recent != known else {}
     return fields | ({"lastFailure": new[-1]} if new else {})
@@ -297,36 +299,36 @@ def _with_recovery(recent: list[dict[str, Any]], recovery: RecoverySeconds | Non
 # ---- conditions ------------------------------------------------------------------------------------------------
 
 
-def current_conditions(job: JobContext) -> dict[ConditionType, Condition]:
+def current_conditions(decisions: Decisions) -> dict[ConditionType, Condition]:
     """Return every condition that applies."""
     current: dict[ConditionType, Condition | None] = {
-        ConditionType.SUSPENDED: conditions.suspended(job),
-        ConditionType.RENDEZVOUS_READY: conditions.rendezvous_ready(job),
-        ConditionType.RUNNING: conditions.running(job),
-        ConditionType.FULLY_SCALED: conditions.fully_scaled(job),
-        ConditionType.RESTARTING: conditions.restarting(job),
+        ConditionType.SUSPENDED: conditions.suspended(decisions),
+        ConditionType.RENDEZVOUS_READY: conditions.rendezvous_ready(decisions),
+        ConditionType.RUNNING: conditions.running(decisions),
+        ConditionType.FULLY_SCALED: conditions.fully_scaled(decisions),
+        ConditionType.RESTARTING: conditions.restarting(decisions),
     }
-    if job.outcome is not None:
-        target = ConditionType.SUCCESS_CRITERIA_MET if job.outcome.succeeded else ConditionType.FAILURE_TARGET
-        terminal = ConditionType.COMPLETE if job.outcome.succeeded else ConditionType.FAILED
-        current[target] = conditions.condition(True, job.outcome.reason, job.outcome.message)
-        if all_workers_ended(job.ctx) or job.ctx.status.is_true(terminal):
+    if decisions.outcome is not None:
+        target = ConditionType.SUCCESS_CRITERIA_MET if decisions.outcome.succeeded else ConditionType.FAILURE_TARGET
+        terminal = ConditionType.COMPLETE if decisions.outcome.succeeded else ConditionType.FAILED
+        current[target] = conditions.condition(True, decisions.outcome.reason, decisions.outcome.message)
+        if all_workers_ended(decisions.inputs) or decisions.inputs.status.is_true(terminal):
             current[terminal] = current[target]
     return {kind: value for kind, value in current.items() if value is not None}
 
 
-def _written_conditions(job: JobContext, current: dict[ConditionType, Condition]) -> list[dict[str, Any]]:
+def _written_conditions(decisions: Decisions, current: dict[ConditionType, Condition]) -> list[dict[str, Any]]:
     """Return metav1.Conditions; conditions of types that this operator does not know stay as they are."""
     known = {kind.value for kind in ConditionType}
-    others = [dict(c) for c in objects(job.ctx.status.raw, "conditions") if text(c, "type") not in known]
-    written = [_written(job, kind, current[kind]) for kind in ConditionType if kind in current]
+    others = [dict(c) for c in objects(decisions.inputs.status.raw, "conditions") if text(c, "type") not in known]
+    written = [_written(decisions, kind, current[kind]) for kind in ConditionType if kind in current]
     return written + others
 
 
-def _written(job: JobContext, kind: ConditionType, value: Condition) -> dict[str, Any]:
-    before = job.ctx.status.conditions.get(kind)
-    since = before.since if before is not None and before.status == value.status else job.ctx.now
-    return written_condition(kind, value, job.ctx.job.generation, since)
+def _written(decisions: Decisions, kind: ConditionType, value: Condition) -> dict[str, Any]:
+    before = decisions.inputs.status.conditions.get(kind)
+    since = before.since if before is not None and before.status == value.status else decisions.inputs.now
+    return written_condition(kind, value, decisions.inputs.job.generation, since)
 
 
 def written_condition(kind: ConditionType, value: Condition, generation: int, since: float) -> dict[str, Any]:
@@ -341,25 +343,25 @@ def written_condition(kind: ConditionType, value: Condition, generation: int, si
     }
 
 
-def _phase(job: JobContext, current: dict[ConditionType, Condition]) -> str:
-    if job.outcome is not None:
-        return "Succeeded" if job.outcome.succeeded else "Failed"
-    if job.suspended and not job.resumes:
+def _phase(decisions: Decisions, current: dict[ConditionType, Condition]) -> str:
+    if decisions.outcome is not None:
+        return "Succeeded" if decisions.outcome.succeeded else "Failed"
+    if decisions.suspended and not decisions.resumes:
         return "Suspended"
-    if job.world.formed:
+    if decisions.training.formed:
         scaled = current[ConditionType.FULLY_SCALED]
         if scaled.true:
             return "Running"
         return "Scaling" if scaled.reason in ("ScalingUp", "ScalingDown") else "Degraded"
-    if job.capacity.retry_at is not None:
+    if decisions.capacity.retry_at is not None:
         return "Pending"
-    if job.trained:
-        return _phase_between_rounds(job, current)
+    if decisions.trained:
+        return _phase_between_rounds(decisions, current)
     blocked = current[ConditionType.RUNNING].reason != "WaitingForMinReplicas"
-    return "Pending" if blocked or not any(p.running for p in job.ctx.observed.workers) else "Starting"
+    return "Pending" if blocked or not any(p.running for p in decisions.inputs.observed.workers) else "Starting"
 
 
-def _phase_between_rounds(job: JobContext, current: dict[ConditionType, Condition]) -> str:
+def _phase_between_rounds(decisions: Decisions, current: dict[ConditionType, Condition]) -> str:
     """Return the phase of a job that has trained and whose workers are down.
 
     While a round ends, the operator does not know why. A job that has all nodes changes its size only if someone asks
@@ -369,4 +371,6 @@ def _phase_between_rounds(job: JobContext, current: dict[ConditionType, Conditio
     if restarting is not None and restarting.true:
         return "Restarting"
     scales = current[ConditionType.FULLY_SCALED].reason in ("ScalingUp", "ScalingDown")
-    return "Scaling" if scales or text(job.ctx.status.raw, "phase") in ("Scaling", "Degraded") else "Restarting"
+    return (
+        "Scaling" if scales or text(decisions.inputs.status.raw, "phase") in ("Scaling", "Degraded") else "Restarting"
+    )

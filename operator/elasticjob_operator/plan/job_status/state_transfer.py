@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from elasticjob_operator.model.cluster.raw import mapping, timestamp
-from elasticjob_operator.plan.job_status.conditions import JobContext
+from elasticjob_operator.plan.job_status.decisions import Decisions
 
 _SHORTEST = 1e-6
 """Seconds of a transfer at least: the rank that measured them is not trusted, and it may have sent none."""
 
 
-def state_transfer(job: JobContext) -> dict[str, Any] | None:
+def state_transfer(decisions: Decisions) -> dict[str, Any] | None:
     """Return the field; None if no rank has ever received a state. The last one stays until the next transfer."""
-    transfer = job.ctx.report.state_transfer if job.ctx.report else None
+    transfer = decisions.inputs.report.state_transfer if decisions.inputs.report else None
     if transfer is None:
-        return dict(mapping(job.ctx.status.raw, "stateTransfer")) or None
+        return dict(mapping(decisions.inputs.status.raw, "stateTransfer")) or None
     received = transfer.received
     record = {
         "rank": received.rank,

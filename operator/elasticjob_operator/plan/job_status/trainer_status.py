@@ -8,7 +8,7 @@ from typing import Any
 
 from elasticjob._runtime.contract.messages import TrainingProgress
 from elasticjob_operator.model.cluster.raw import mapping, moment, timestamp
-from elasticjob_operator.plan.job_status.conditions import JobContext
+from elasticjob_operator.plan.job_status.decisions import Decisions
 
 FIELD = "trainerStatus"
 MIN_SECONDS = 25.0
@@ -21,16 +21,16 @@ MAX_STEPS = 2**53
 """A larger total is no number of steps; the API server would reject the seconds that it leads to."""
 
 
-def trainer_status(job: JobContext) -> dict[str, Any] | None:
+def trainer_status(decisions: Decisions) -> dict[str, Any] | None:
     """Return the field; None if the script has never reported anything. The last one stays until the next report."""
-    before = dict(mapping(job.ctx.status.raw, FIELD))
-    progress = job.ctx.report.progress if job.ctx.report else None
+    before = dict(mapping(decisions.inputs.status.raw, FIELD))
+    progress = decisions.inputs.report.progress if decisions.inputs.report else None
     if progress is None:
         return before or None
     record = _record(progress)
     if record == {name: value for name, value in before.items() if name != "lastUpdatedTime"}:
         return before
-    return record | {"lastUpdatedTime": timestamp(job.ctx.now)}
+    return record | {"lastUpdatedTime": timestamp(decisions.inputs.now)}
 
 
 def is_early(before: Mapping[str, Any], now: float) -> bool:
