@@ -562,7 +562,7 @@ MUTANTS = (
     ),
     _operator(
         "a resumed job goes on with the same execution",
-        "if job.resumes:\n    return attempts + 1",
+        "if decisions.resumes:\n    return attempts + 1",
         "",
     ),
     _operator(
