@@ -41,14 +41,10 @@ from elasticjob_operator.kube import (
     PODS,
     SECRETS,
     SERVICES,
-    AlreadyExists,
-    Conflict,
     KubeApi,
     KubeError,
     NotFound,
     Refused,
-    Resource,
-    Throttled,
 )
 from elasticjob_operator.kube.api import KUEUE_WORKLOADS
 from elasticjob_operator.kube.gangs import GANG_RESOURCES, explain_gang_refusal
@@ -62,14 +58,14 @@ from elasticjob_operator.manifests.names import attempt
 from elasticjob_operator.manifests.placement import HOSTNAME
 from elasticjob_operator.manifests.services import store_selector
 from elasticjob_operator.model.cluster.limit_ranges import breaks_limit_range
-from elasticjob_operator.model.cluster.raw import Raw, text
+from elasticjob_operator.model.cluster.raw import Raw
 from elasticjob_operator.model.cluster.workload import PodChanges
 from elasticjob_operator.model.job.spec import JobSpec
-from elasticjob_operator.model.observed import Children, Job, Policy, Refusal, RefusalReason, Remedy, is_owned
-from elasticjob_operator.observation.children import is_terminating, with_child
+from elasticjob_operator.model.observed import Children, Job, Policy
 from elasticjob_operator.observation.job_memory import LONGEST_OPTIONAL_RETRY, LONGEST_RETRY, JobMemory
 from elasticjob_operator.observation.limit_ranges import fitted_to_limit_ranges
-from elasticjob_operator.observation.policies import POLICIES, policy_resource, with_policy
+from elasticjob_operator.observation.policies import policy_resource
+from elasticjob_operator.reconcile.child_requests import ChildRequests, Result
 from elasticjob_operator.reconcile.keys import JobKeys
 from elasticjob_operator.watch.watch_cache import WatchCache
 
@@ -91,7 +87,6 @@ class ActionExecutor:
     image: str
     memory: JobMemory
     watched: WatchCache
-    """Takes over the pods that are created and deleted: the watch delivers them later."""
     clock: Callable[[], float]
     """Unix seconds."""
     failed_starts: int = 0
@@ -102,6 +97,10 @@ class ActionExecutor:
     """Those of `Plan.operator_view`, which new stores begin with, as indices may have gaps. None: the spec's."""
     _pod_changes: PodChanges = field(default_factory=PodChanges)
     """What the queue's admission adds to worker pods."""
+    _requests: ChildRequests = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._requests = ChildRequests(self.api, self.job, self.spec, self.memory, self.watched, self.clock)
 
     async def execute(self, actions: Iterable[Action]) -> list[str]:
         """Write policies, then create Secret and Services, then store, gang, workers and standby store, then delete
@@ -125,10 +124,10 @@ class ActionExecutor:
         others = [a for a in ordered if isinstance(a, changes)]
         # First: pods may start as soon as they exist, and an additional pod lets an eviction through once it is Ready.
         done = await self._execute_all(policies)
-        failed, no_child, no_group = _Result(""), self._missing_children(prerequisites), self._missing_gang(gangs)
+        failed, no_child, no_group = Result(""), self._missing_children(prerequisites), self._missing_gang(gangs)
         if workers and not no_group.problem:
             no_group = await self._read_pod_changes()
-        none = _Result("")
+        none = Result("")
         for stage, missing in ((prerequisites, no_child), (stores, none), (gangs, no_group), (workers, none)):
             if failed.problem:
                 self._skip(stage, failed)
@@ -144,16 +143,16 @@ class ActionExecutor:
         self.memory.record_execution(failed=any(r.problem and not r.refusal for r in done), now=self.clock())
         return [r.name for r in done if r.created]
 
-    async def _execute_all(self, actions: Iterable[Action]) -> list[_Result]:
+    async def _execute_all(self, actions: Iterable[Action]) -> list[Result]:
         turns = asyncio.Semaphore(AT_ONCE)
 
-        async def execute(action: Action) -> _Result:
+        async def execute(action: Action) -> Result:
             async with turns:
                 return await self._execute(action)
 
         return await asyncio.gather(*map(execute, actions))
 
-    def _missing_children(self, creations: Iterable[Action]) -> _Result:
+    def _missing_children(self, creations: Iterable[Action]) -> Result:
         """Return why no pod can be created yet, although all of these creations succeed; no problem if one can."""
         children, name = self.memory.children or Children(), self.job.name
         created = {type(action) for action in creations}
@@ -165,47 +164,47 @@ class ActionExecutor:
         )
         return self._why(next((key for exists, creation, key in wanted if not exists and creation not in created), ""))
 
-    def _missing_gang(self, creations: Collection[Action]) -> _Result:
+    def _missing_gang(self, creations: Collection[Action]) -> Result:
         """Return why no worker can be created yet, although these creations succeed; no problem if one can."""
         gang, children = manifests.gang_child(self.job, self.spec), self.memory.children or Children()
-        return self._why(gang) if gang and children.gang is None and not creations else _Result("")
+        return self._why(gang) if gang and children.gang is None and not creations else Result("")
 
-    async def _read_pod_changes(self) -> _Result:
+    async def _read_pod_changes(self) -> Result:
         """Read what the queue's admission adds to worker pods; return why it is unknown."""
         if self.memory.workload is None:
             unknown = "what the queue adds to pods is unknown: the job's Workload cannot be read"
-            return _Result("", problem=unknown if self.job.queue else "")
+            return Result("", problem=unknown if self.job.queue else "")
         try:
             self._pod_changes = await read_pod_changes(self.api, self.memory.workload)
         except KubeError as error:
-            return _Result("", problem=str(error))
-        return _Result("")
+            return Result("", problem=str(error))
+        return Result("")
 
-    def _why(self, missing: str) -> _Result:
+    def _why(self, missing: str) -> Result:
         """Return why this child does not exist; no problem without a child.
 
         The refusals of the API server are in memory: the plan does not try a refused creation before its time.
         """
         refusal = self.memory.refusals.get(missing)
         problem = refusal.message if refusal else missing and f"{missing} does not exist yet"
-        return _Result(missing, problem=problem, refusal=refusal)
+        return Result(missing, problem=problem, refusal=refusal)
 
-    def _skip(self, actions: Iterable[Action], failed: _Result) -> None:
+    def _skip(self, actions: Iterable[Action], failed: Result) -> None:
         for action in actions:
             if isinstance(action, (CreateStore, CreateWorker, CreateStandbyStore)):
                 self.memory.record_skipped(action.name, failed.problem, self.clock(), failed.refusal)
 
-    async def _execute(self, action: Action) -> _Result:
+    async def _execute(self, action: Action) -> Result:
         if self.job.spec_error and isinstance(action, (CreateWorker, CreateWorkload, UpdateWorkload)):
-            return self._refuse_invalid(action)
+            return self._requests.refuse_invalid(action)
         match action:
             case CreateSecret():
                 return await self._create_secret()
             case CreateNodesService():
-                return await self._create(SERVICES, "Service/", manifests.nodes_service_manifest(self.job))
+                return await self._requests.create(SERVICES, "Service/", manifests.nodes_service_manifest(self.job))
             case CreateStoreService(incarnation):
                 body = manifests.store_service_manifest(self.job, self.spec.port, incarnation)
-                return await self._create(SERVICES, "Service/", body)
+                return await self._requests.create(SERVICES, "Service/", body)
             case CreateGang():
                 return await self._create_gang()
             case CreateStore(_, incarnation, avoid):
@@ -220,13 +219,15 @@ class ActionExecutor:
                     self.job, self.spec, index, incarnation, self.image, avoid, *more, outside_gang=outside_gang
                 )
                 manifests.apply_admission(pod, self._pod_changes)
-                return await self._create(PODS, "", pod)
+                return await self._requests.create(PODS, "", pod)
             case UpdateStoreService(uid, incarnation):
                 selector = {"spec": {"selector": store_selector(self.job, incarnation)}}
-                return await self._patch(SERVICES, manifests.store_service(self.job.name), uid, selector)
+                return await self._requests.patch(SERVICES, manifests.store_service(self.job.name), uid, selector)
             case ResizeGang(uid, size):
                 resource = GANG_RESOURCES[self.spec.gang]
-                return await self._patch(resource, manifests.gang_name(self.job), uid, manifests.gang_resize(size))
+                return await self._requests.patch(
+                    resource, manifests.gang_name(self.job), uid, manifests.gang_resize(size)
+                )
             case ReplaceGang(uid):
                 deleted = await self._delete_gang(uid)
                 return deleted if deleted.problem else await self._create_gang()
@@ -234,15 +235,17 @@ class ActionExecutor:
                 return await self._delete_gang(uid)
             case DeletePod(name, uid, why, force, grace):
                 log.info("%s/%s: deleting pod %s: %s", self.job.namespace, self.job.name, name, why)
-                return await self._delete(PODS, name, uid, grace=0 if force else grace)
+                return await self._requests.delete(PODS, name, uid, grace=0 if force else grace)
             case DeleteService(name, uid):
-                return await self._delete_child(SERVICES, name, uid)
+                return await self._requests.delete_child(SERVICES, name, uid)
             case CreateWorkload(name, replaces):
                 return await self._create_workload(name, replaces)
             case UpdateWorkload(name, uid):
-                return await self._patch(KUEUE_WORKLOADS, name, uid, manifests.workload_request(self.job, self.spec))
+                return await self._requests.patch(
+                    KUEUE_WORKLOADS, name, uid, manifests.workload_request(self.job, self.spec)
+                )
             case DeleteWorkload(name, uid):
-                return await self._delete(KUEUE_WORKLOADS, name, uid)
+                return await self._requests.delete(KUEUE_WORKLOADS, name, uid)
             case MarkPodsReady():
                 return await self._write_workload(manifests.ready_status)
             case ReleaseQuota():
@@ -254,220 +257,78 @@ class ActionExecutor:
                 return await self._write_policy(policy)
             case DeletePolicy(policy):
                 name = manifests.policy_name(self.job.name)
-                return await self._delete_child(policy_resource(policy), name, policy.uid)
+                return await self._requests.delete_child(policy_resource(policy), name, policy.uid)
             case DeleteJob(uid, why):
                 log.info("%s/%s: deleting the job: %s", self.job.namespace, self.job.name, why)
-                return await self._delete(JOBS, self.job.name, uid)
+                return await self._requests.delete(JOBS, self.job.name, uid)
             case _:
                 assert_never(action)
 
-    async def _create_secret(self) -> _Result:
+    async def _create_secret(self) -> Result:
         """Create the Secret of the execution; one whose keys this operator cannot derive can only exist already."""
         job, number = self.job, attempt(self.job)
         keys = self.keys.of_key_id(job.uid, number, job.status.key_id)
         if keys is None:
             name = manifests.key_secret(job)
-            self._record_object(SECRETS, name, {})
-            return _Result(name)
-        return await self._create(SECRETS, "Secret/", manifests.secret_manifest(job, keys.of_job(job.uid, number)))
+            self._requests.record_object(SECRETS, name, {})
+            return Result(name)
+        return await self._requests.create(
+            SECRETS, "Secret/", manifests.secret_manifest(job, keys.of_job(job.uid, number))
+        )
 
     def _store_pod(self, incarnation: int, avoid: tuple[str, ...], *, standby: bool = False) -> dict[str, Any]:
         return manifests.store_pod_manifest(
             self.job, self.spec, incarnation, self.image, avoid, self.settings, standby=standby
         )
 
-    async def _create_store(self, pod: dict[str, Any], longest_retry: float) -> _Result:
+    async def _create_store(self, pod: dict[str, Any], longest_retry: float) -> Result:
         """Create a store pod. If its resources break a LimitRange, create it with resources that the range admits."""
-        result = await self._create(PODS, "", pod, longest_retry)
+        result = await self._requests.create(PODS, "", pod, longest_retry)
         if result.refusal is None or not breaks_limit_range(result.problem):
             return result
         fitted = await fitted_to_limit_ranges(self.api, pod, self.spec.store.resources)
-        return result if fitted == pod else await self._create(PODS, "", fitted, longest_retry)
+        return result if fitted == pod else await self._requests.create(PODS, "", fitted, longest_retry)
 
-    async def _write_policy(self, policy: Policy) -> _Result:
+    async def _write_policy(self, policy: Policy) -> Result:
         """Write a policy; log why if the API server refuses to create it, because no condition of the job says so."""
         resource, body = policy_resource(policy), manifests.policy_manifest(self.job, policy)
         if policy.uid:
-            return await self._patch(resource, body["metadata"]["name"], policy.uid, {"spec": body["spec"]})
-        result = await self._create(resource, f"{policy.kind}/", body, LONGEST_OPTIONAL_RETRY)
+            return await self._requests.patch(resource, body["metadata"]["name"], policy.uid, {"spec": body["spec"]})
+        result = await self._requests.create(resource, f"{policy.kind}/", body, LONGEST_OPTIONAL_RETRY)
         if result.refusal:
             log.warning("%s/%s: no %s: %s", self.job.namespace, self.job.name, policy.kind, result.refusal.message)
         return result
 
-    async def _create_gang(self) -> _Result:
+    async def _create_gang(self) -> Result:
         kind = manifests.gang_child(self.job, self.spec).removesuffix(self.job.name)
         body = manifests.gang_manifest(self.job, self.spec)
-        return await self._create(GANG_RESOURCES[self.spec.gang], kind, body, explain=self._explain_gang)
+        return await self._requests.create(GANG_RESOURCES[self.spec.gang], kind, body, explain=self._explain_gang)
 
     def _explain_gang(self, error: KubeError) -> str:
         return explain_gang_refusal(self.spec.gang, error)
 
-    async def _delete_gang(self, uid: str) -> _Result:
-        return await self._delete_child(GANG_RESOURCES[self.spec.gang], manifests.gang_name(self.job), uid)
+    async def _delete_gang(self, uid: str) -> Result:
+        return await self._requests.delete_child(GANG_RESOURCES[self.spec.gang], manifests.gang_name(self.job), uid)
 
-    async def _create_workload(self, name: str, replaces: tuple[str, str]) -> _Result:
+    async def _create_workload(self, name: str, replaces: tuple[str, str]) -> Result:
         try:
             priority = await read_priority(self.api, self.job, self.spec)
         except (Refused, NotFound) as error:
-            return self._refused(manifests.workload_child(name), name, error, explain_priority_refusal(error))
+            return self._requests.refused(manifests.workload_child(name), name, error, explain_priority_refusal(error))
         except KubeError as error:
-            return _Result(name, problem=str(error))
+            return Result(name, problem=str(error))
         body = manifests.workload_manifest(self.job, self.spec, name, priority, replaces)
-        return await self._create(KUEUE_WORKLOADS, "Workload/", body, explain=explain_workload_refusal)
+        return await self._requests.create(KUEUE_WORKLOADS, "Workload/", body, explain=explain_workload_refusal)
 
-    async def _write_workload(self, new_status: Callable[[Raw, float], Raw]) -> _Result:
+    async def _write_workload(self, new_status: Callable[[Raw, float], Raw]) -> Result:
         """Change the status of the Workload that was observed; the API server refuses it if that has changed since."""
         raw = self.memory.workload
         if raw is None:
-            return _Result("")
+            return Result("")
         name: str = raw["metadata"]["name"]
         body = {**raw, "status": new_status(raw, self.clock())}
         try:
             await self.api.update(KUEUE_WORKLOADS, self.job.namespace, body, "status")
         except KubeError as error:
-            return _Result(name, problem=str(error))
-        return _Result(name)
-
-    async def _create(
-        self,
-        resource: Resource,
-        kind: str,
-        body: dict[str, Any],
-        longest_retry: float = LONGEST_RETRY,
-        explain: Callable[[KubeError], str] = str,
-    ) -> _Result:
-        """Create a child. Record a refusal, so that the next plan does not take the missing child for a lost one."""
-        name = body["metadata"]["name"]
-        child = kind + name
-        try:
-            created = await self.api.create(resource, self.job.namespace, body)
-        except AlreadyExists as error:
-            return await self._existing(resource, child, name, str(error), longest_retry)
-        except (Refused, Throttled, Conflict, NotFound) as error:
-            # NotFound on create means that the namespace does not exist, or the API of an optional kind. Conflict: many
-            # creations at a time changed the usage of one ResourceQuota, and this one was not admitted.
-            return self._refused(child, name, error, explain(error), longest_retry)
-        except KubeError as error:
-            self.memory.record_created(child)
-            self._forget_objects(resource)
-            return _Result(name, problem=str(error))
-        self._record_created(resource, child, created)
-        return _Result(name, created=True)
-
-    def _refused(
-        self, child: str, name: str, error: KubeError, problem: str, longest_retry: float = LONGEST_RETRY
-    ) -> _Result:
-        quota = isinstance(error, Refused) and error.quota
-        reason = RefusalReason.QUOTA_EXCEEDED if quota else RefusalReason.POD_CREATION_FAILED
-        remedy = _remedy(child, error)
-        refusal = self.memory.record_refusal(child, reason, problem, self.clock(), longest_retry, remedy)
-        return _Result(name, problem=problem, refusal=refusal)
-
-    def _refuse_invalid(self, action: CreateWorker | CreateWorkload | UpdateWorkload) -> _Result:
-        """Refuse, as the API server would, to make an object from a template that has a mistake."""
-        child = action.name if isinstance(action, CreateWorker) else manifests.workload_child(action.name)
-        refusal = self.memory.record_refusal(
-            child, RefusalReason.INVALID_SPEC, self.job.spec_error, self.clock(), remedy=Remedy.CORRECT_SPEC
-        )
-        return _Result(action.name, problem=self.job.spec_error, refusal=refusal)
-
-    def _record_created(self, resource: Resource, child: str, created: dict[str, Any]) -> None:
-        self.memory.record_created(child)
-        self._record_object(resource, created["metadata"]["name"], created)
-
-    def _record_object(self, resource: Resource, name: str, raw: dict[str, Any] | None) -> None:
-        """Take over an object as the API server has just returned it; None: it has been deleted."""
-        if resource is PODS:
-            if raw is not None:
-                self.watched.record_pod(raw)
-        elif resource in POLICIES:
-            if self.memory.policies is not None:
-                self.memory.policies = with_policy(self.memory.policies, resource, raw)
-        elif self._is_child(resource) and self.memory.children is not None:
-            self.memory.children = with_child(self.memory.children, self.job, resource, name, raw)
-
-    def _is_child(self, resource: Resource) -> bool:
-        return resource in (SECRETS, SERVICES, GANG_RESOURCES.get(self.spec.gang))
-
-    def _forget_objects(self, resource: Resource) -> None:
-        """Forget what is known of objects of this type: whether a write took effect is unknown."""
-        self.memory.read_at = None
-        if resource in POLICIES:
-            self.memory.policies = None
-        elif self._is_child(resource):
-            self.memory.children = None
-
-    async def _existing(self, resource: Resource, child: str, name: str, message: str, longest_retry: float) -> _Result:
-        """Accept an object that this job owns (the response to an earlier create was lost); else record NameTaken.
-
-        Only an operator knows the name of a Secret before it exists: it need not be read (`keys`).
-        """
-        if resource is SECRETS:
-            self._record_created(resource, child, {"metadata": {"name": name}})
-            return _Result(name, created=True)
-        try:
-            found = await self.api.get(resource, self.job.namespace, name)
-        except KubeError as error:
-            self.memory.record_created(child)
-            self._forget_objects(resource)
-            return _Result(name, problem=str(error))
-        if is_owned(found, self.job.uid):
-            self._record_created(resource, child, found)
-            return _Result(name, created=True)
-        self._forget_objects(resource)
-        if is_terminating(found, self.job):
-            why = "Kubernetes is still deleting it"
-        else:
-            why = "another owner holds it: delete or rename that object"
-        refusal = self.memory.record_refusal(
-            child, RefusalReason.NAME_TAKEN, f"{message}, and {why}", self.clock(), longest_retry
-        )
-        return _Result(name, problem=message, refusal=refusal)
-
-    async def _patch(self, resource: Resource, name: str, uid: str, change: dict[str, Any]) -> _Result:
-        """Change a child other than a pod, if it still has this UID."""
-        try:
-            metadata = {**change.get("metadata", {}), "uid": uid}
-            changed = await self.api.patch(resource, self.job.namespace, name, {**change, "metadata": metadata})
-        except KubeError as error:
-            self._forget_objects(resource)
-            return _Result(name, problem=str(error))
-        self._record_object(resource, name, changed)
-        return _Result(name)
-
-    async def _delete_child(self, resource: Resource, name: str, uid: str) -> _Result:
-        """Delete a child other than a pod."""
-        result = await self._delete(resource, name, uid)
-        if result.problem:
-            self._forget_objects(resource)
-        else:
-            self._record_object(resource, name, None)
-        return result
-
-    async def _delete(self, resource: Resource, name: str, uid: str, grace: int | None = None) -> _Result:
-        try:
-            deleted = await self.api.delete(resource, self.job.namespace, name, uid=uid, grace=grace)
-        except (NotFound, Conflict):
-            return _Result(name)
-        except KubeError as error:
-            log.warning("%s/%s: %s", self.job.namespace, self.job.name, error)
-            return _Result(name, problem=str(error))
-        if resource is PODS and text(deleted, "metadata", "deletionTimestamp"):
-            self.watched.record_pod(deleted)  # else the next plan, by an older view, would delete it again
-        return _Result(name)
-
-
-def _remedy(child: str, error: KubeError) -> Remedy:
-    """Return what helps against a refusal. Only pods are made from parts of the spec that a user may have got wrong."""
-    if "/" in child or not isinstance(error, Refused):
-        return Remedy.WAIT
-    return Remedy.CORRECT_SPEC if error.invalid else Remedy.EITHER
-
-
-@dataclass(frozen=True)
-class _Result:
-    name: str
-    created: bool = False
-    problem: str = ""
-    refusal: Refusal | None = None
-    """Why the API server certainly did not create the object; None where it did, or may have."""
+            return Result(name, problem=str(error))
+        return Result(name)
