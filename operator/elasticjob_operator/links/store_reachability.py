@@ -15,7 +15,7 @@ RATE_SECONDS = 10.0
 
 
 @dataclass
-class StoreCensus:
+class StoreReachability:
     """The stores of all jobs, as last observed. Times are Unix seconds of the operator's clock."""
 
     _reached: dict[JobKey, str] = field(default_factory=dict)

@@ -31,6 +31,6 @@ Modules, in reading order:
 """
 
 from elasticjob_operator.plan.reconcile import SHORTEST_REQUEUE, Plan, StoreAddress, plan
-from elasticjob_operator.plan.staleness import needs_read
+from elasticjob_operator.plan.staleness import needs_fresh_read
 
-__all__ = ["SHORTEST_REQUEUE", "Plan", "StoreAddress", "needs_read", "plan"]
+__all__ = ["SHORTEST_REQUEUE", "Plan", "StoreAddress", "needs_fresh_read", "plan"]

@@ -51,7 +51,7 @@ from elasticjob_operator.plan.pods.workers import (
 from elasticjob_operator.plan.store_pods.standby import usable_standby_store
 from elasticjob_operator.plan.store_pods.store_confirmation import confirmed_request
 from elasticjob_operator.plan.store_pods.stores import StorePlan, current_store, no_store, plan_store
-from elasticjob_operator.plan.training_state import World, read_world
+from elasticjob_operator.plan.training_state import TrainingState, read_training_state
 
 SHORTEST_REQUEUE = 0.05
 """Seconds until the next reconcile at least."""
@@ -120,7 +120,7 @@ def plan(observed: Observed, image: str, now: float) -> Plan:
     if job.spec is None or (job.spec_error and _is_new(job, job.spec)):
         return _invalid(job, now)
     inputs = _inputs(observed, job.spec, now)
-    training = read_world(inputs)
+    training = read_training_state(inputs)
     declared = job_end.declared_outcome(inputs) is not None
     no_changes = declared or is_suspended(inputs) or resumes(inputs) or _names_taken(inputs)
     attempts = unchanged_starts(inputs) if no_changes else plan_starts(inputs, new_round=training.is_new_round)
@@ -149,7 +149,7 @@ def _inputs(observed: Observed, spec: JobSpec, now: float) -> ReconcileContext:
 
 def _children_of(
     inputs: ReconcileContext,
-    training: World,
+    training: TrainingState,
     pods: tuple[PodDecision, ...],
     budget: Budget,
     capacity: Capacity,
@@ -235,7 +235,7 @@ def _records(decisions: Decisions, current: dict[ConditionType, Condition], decl
     return job_end.changed_event(decisions.inputs) if declared else (job_end.outcome_event(decisions.outcome),)
 
 
-def _plan_capacity(ctx: ReconcileContext, world: World, *, ended: bool) -> Capacity:
+def _plan_capacity(ctx: ReconcileContext, world: TrainingState, *, ended: bool) -> Capacity:
     if ended:
         return unchanged_capacity(ctx)
     # A resumed job asks for all of its pods.

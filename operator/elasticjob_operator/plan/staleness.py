@@ -46,7 +46,7 @@ _DECISIONS = (
 """Fields of the status that say what has been decided, not what is seen."""
 
 
-def needs_read(decided: Plan, observed: Observed) -> bool:
+def needs_fresh_read(decided: Plan, observed: Observed) -> bool:
     """Return whether the job and its objects must be read from the API server before this plan is carried out.
 
     `observed` is what was planned by.

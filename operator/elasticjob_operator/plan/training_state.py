@@ -13,7 +13,7 @@ from elasticjob_operator.plan.context import ReconcileContext
 
 
 @dataclass(frozen=True)
-class World:
+class TrainingState:
     """The state of training."""
 
     formed: bool
@@ -48,7 +48,7 @@ class World:
     """`status.hangGuard`: what ends a hang without a hangPolicy; empty if torch does, or the job has one."""
 
 
-def read_world(ctx: ReconcileContext) -> World:
+def read_training_state(ctx: ReconcileContext) -> TrainingState:
     """Return the state of training. The last status is used where the coordinator still recovers: it knows more."""
     report = ctx.report
     if report is None or report.phase in (RoundPhase.RECOVERING, RoundPhase.STANDBY):
@@ -64,7 +64,7 @@ def read_world(ctx: ReconcileContext) -> World:
     last_round = report.round if is_new else ctx.status.last_round
     rounds = ctx.status.rounds
     outcome, outcome_pod = _outcome(ctx, report)
-    return World(
+    return TrainingState(
         formed=formed,
         active=report.active if formed else 0,
         # A pod that is replaced while its workers save has a node beside that of the new one.
@@ -92,12 +92,12 @@ def _warm_fork(report: Report) -> str:
     return f"off on {report.fork_disabled_nodes} of {with_noun(report.active, 'node')}: {report.fork_disabled_reason}"
 
 
-def _from_status(ctx: ReconcileContext, report: Report | None) -> World:
+def _from_status(ctx: ReconcileContext, report: Report | None) -> TrainingState:
     raw = ctx.status.raw
     running = sum(pod.running for pod in ctx.observed.workers)
     formed = ctx.status.is_true(ConditionType.RUNNING) and running > 0
     outcome, outcome_pod = _outcome(ctx, report)
-    return World(
+    return TrainingState(
         formed=formed,
         active=min(integer(raw, "active"), running) if formed else 0,
         ready=_ready_pods(ctx),

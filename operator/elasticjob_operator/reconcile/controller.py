@@ -19,7 +19,7 @@ from elasticjob_operator import metrics
 from elasticjob_operator.actions import CreateStandbyStore, CreateStore, CreateWorker, EventRecord
 from elasticjob_operator.kube import JOBS, Conflict, KubeApi, KubeError, NotFound
 from elasticjob_operator.links.store_links import StoreLinks
-from elasticjob_operator.links.store_reachability import StoreCensus
+from elasticjob_operator.links.store_reachability import StoreReachability
 from elasticjob_operator.manifests.names import attempt
 from elasticjob_operator.manifests.placement import HOSTNAME
 from elasticjob_operator.manifests.services import OPERATOR_KEY
@@ -31,7 +31,7 @@ from elasticjob_operator.model.observed import Job, JobKey, Observed, parse_job
 from elasticjob_operator.observation.children import children_of
 from elasticjob_operator.observation.job_memory import READ_SECONDS, JobMemory
 from elasticjob_operator.observation.observe import fetch_job, observe, observe_watched
-from elasticjob_operator.plan import SHORTEST_REQUEUE, Plan, needs_read, plan
+from elasticjob_operator.plan import SHORTEST_REQUEUE, Plan, needs_fresh_read, plan
 from elasticjob_operator.plan.pods.start_problems import describe_refusal
 from elasticjob_operator.reconcile import job_metrics
 from elasticjob_operator.reconcile.action_executor import ActionExecutor
@@ -73,10 +73,10 @@ class Controller:
     """Whether metrics about jobs have their namespace as a label."""
     _leases: NodeLeases = field(init=False)
     _failed: FailedReconciles = field(init=False)
-    _census: StoreCensus = field(default_factory=StoreCensus)
+    _reachability: StoreReachability = field(default_factory=StoreReachability)
     _memories: dict[JobKey, JobMemory] = field(default_factory=dict)
     _phases: dict[JobKey, str] = field(default_factory=dict)
-    _used_names: set[JobKey] = field(default_factory=set)
+    _deleted_jobs: set[JobKey] = field(default_factory=set)
     """Names of jobs that have been deleted: Kubernetes may still delete objects that have the names of children."""
 
     def __post_init__(self) -> None:
@@ -119,9 +119,9 @@ class Controller:
             raw, observed, memory = watched
             decided = self._plan(key, observed)
             queued = bool(observed.job.queue or self.watched.workloads(memory.uid))
-            wait = self._postponed(decided, memory)
-            if not (queued or needs_read(decided, observed)) or self._is_idle(decided, wait, memory):
-                return await self._carry_out(key, raw, observed, decided, memory)
+            wait = self._delay_of_minor_write(decided, memory)
+            if not (queued or needs_fresh_read(decided, observed)) or self._nothing_to_do(decided, wait, memory):
+                return await self._apply_plan(key, raw, observed, decided, memory)
         fetched = await fetch_job(self.api, *key)
         if fetched is None:
             self._forget(key)
@@ -137,7 +137,7 @@ class Controller:
         )  # fmt: skip
         # Not after a read that failed, nor while the names of children are taken: then the next reconcile reads again.
         memory.read_at = now if memory.children is not None else None
-        return await self._carry_out(key, raw, observed, self._plan(key, observed), memory)
+        return await self._apply_plan(key, raw, observed, self._plan(key, observed), memory)
 
     async def _observe_watched(self, key: JobKey) -> tuple[dict[str, Any], Observed, JobMemory] | None:
         """Return the job, all that the watches delivered of it, and its memory; None where it must be read."""
@@ -161,7 +161,7 @@ class Controller:
 
     def _first_memory(self, key: JobKey, job: Job, now: float) -> JobMemory | None:
         """Return the memory of a job that this operator reconciles for the first time; None where it must be read."""
-        if key in self._used_names:
+        if key in self._deleted_jobs:
             return None
         if not job.status.raw:
             memory = self._memory(key, job.uid)
@@ -177,21 +177,21 @@ class Controller:
         memory.adopt(now, random.uniform(first, last))  # noqa: S311 - it spreads requests, nothing more
         return memory
 
-    def _is_idle(self, decided: Plan, wait: float | None, memory: JobMemory) -> bool:
-        """Return whether nothing is to be done now, or sent to the job's stores. `wait`: as `_postponed` returns it."""
+    def _nothing_to_do(self, decided: Plan, wait: float | None, memory: JobMemory) -> bool:
+        """Return whether nothing is to be done or sent to stores now. `wait`: as `_delay_of_minor_write` has it."""
         write = decided.status is not None and wait is None
         changed = _sent(decided) != memory.sent or decided.withheld != memory.withheld
         return not (decided.actions or decided.event_records or write or changed)
 
-    async def _carry_out(
+    async def _apply_plan(
         self, key: JobKey, raw: dict[str, Any], observed: Observed, decided: Plan, memory: JobMemory
     ) -> float | None:
         """Do what the plan says, and return the seconds until the next reconcile; None if the job has been deleted."""
-        wait, now = self._postponed(decided, memory), self.clock()
-        if self._is_idle(decided, wait, memory):
+        wait, now = self._delay_of_minor_write(decided, memory), self.clock()
+        if self._nothing_to_do(decided, wait, memory):
             return self._next_delay(decided, wait, memory, now)
         if decided.unresponsive_store:
-            self._census.record_replacement(key, decided.unresponsive_store, now)
+            self._reachability.record_replacement(key, decided.unresponsive_store, now)
         if decided.status is not None and wait is None:
             try:
                 await self._write(raw, decided.status, memory)
@@ -208,18 +208,18 @@ class Controller:
         self._update_link(key, observed, decided)
         memory.sent = _sent(decided)
         before = self.clock()
-        await self._act(observed, decided, memory)
+        await self._run_actions(observed, decided, memory)
         return self._next_delay(decided, wait, memory, before)
 
     def _plan(self, key: JobKey, observed: Observed) -> Plan:
         """Plan with what is known of all stores and of nodes. Nothing awaits here: two plans never count the same."""
         now = self.clock()
-        self._census.record(key, observed, now)
+        self._reachability.record(key, observed, now)
         if not observed.link.connected:
-            self._census.record_links(lambda other: self.links.view(other).connected)
+            self._reachability.record_links(lambda other: self.links.view(other).connected)
         known = replace(
             observed,
-            reach=self._census.reach(now),
+            reach=self._reachability.reach(now),
             key_ids=self._key_ids(observed.job),
             warnings=self.watched.warnings(observed.machines),
             topologies=self.watched.topologies(observed.machines),
@@ -241,7 +241,7 @@ class Controller:
         retry = None if retry_at is None else max(SHORTEST_REQUEUE, retry_at - self.clock())
         return min(delay for delay in (self.resync, decided.requeue_after, wait, retry) if delay is not None)
 
-    def _postponed(self, decided: Plan, memory: JobMemory) -> float | None:
+    def _delay_of_minor_write(self, decided: Plan, memory: JobMemory) -> float | None:
         """Return the seconds that a minor change may still wait; None: write now, or nothing to write."""
         if decided.status is None or not decided.write_delay:
             memory.write_at = None
@@ -281,7 +281,7 @@ class Controller:
         """Return the key for the stores of an execution. Those with keys of a forgotten master key refuse any key."""
         return (self.keys.of_key_id(uid, execution, key_id) or self.keys).derive(OPERATOR_KEY, uid, execution)
 
-    async def _act(self, observed: Observed, decided: Plan, memory: JobMemory) -> None:
+    async def _run_actions(self, observed: Observed, decided: Plan, memory: JobMemory) -> None:
         job, now = replace(observed.job, status=replace(observed.job.status, key_id=decided.key_id)), self.clock()
         created: list[str] = []
         if decided.actions and job.spec is not None:
@@ -307,12 +307,12 @@ class Controller:
         return memory
 
     def _forget(self, key: JobKey) -> None:
-        if len(self._used_names) >= _MAX_USED_NAMES:
-            self._used_names.clear()
-        self._used_names.add(key)
+        if len(self._deleted_jobs) >= _MAX_USED_NAMES:
+            self._deleted_jobs.clear()
+        self._deleted_jobs.add(key)
         self._memories.pop(key, None)
         self.links.forget(key)
-        self._census.forget(key)
+        self._reachability.forget(key)
         self._show_phase(key, "")
 
     def _show_phase(self, key: JobKey, phase: str) -> None:

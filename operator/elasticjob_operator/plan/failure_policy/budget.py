@@ -34,7 +34,7 @@ from elasticjob_operator.plan.failure_policy.failure_rules import (
     with_rule,
 )
 from elasticjob_operator.plan.pods.pod_decisions import PodDecision, ReplacePod
-from elasticjob_operator.plan.pods.start_attempts import Starts
+from elasticjob_operator.plan.pods.start_attempts import StartAttempts
 
 MAX_OUTAGES = 32
 """Number of charged outages that status names. A kubelet reports the end of a pod within seconds, and a pod that is
@@ -130,7 +130,7 @@ def unchanged_budget(ctx: ReconcileContext) -> Budget:
     )
 
 
-def plan_budget(ctx: ReconcileContext, decisions: Iterable[PodDecision], starts: Starts) -> Budget:
+def plan_budget(ctx: ReconcileContext, decisions: Iterable[PodDecision], starts: StartAttempts) -> Budget:
     """Return the budget after every newly ended round and every newly failed pod.
 
     Failures that are not charged are recorded all the same.
@@ -206,7 +206,7 @@ def _record_uncharged(ctx: ReconcileContext, budget: Budget, decision: PodDecisi
     return _apply_rule(ctx, budget, NewFailure(pod.name, record, event, _ended_at(ctx, pod)), rule)
 
 
-def _record_start(ctx: ReconcileContext, budget: Budget, starts: Starts) -> Budget:
+def _record_start(ctx: ReconcileContext, budget: Budget, starts: StartAttempts) -> Budget:
     """Record a failed attempt to start a pod, once per attempt."""
     if starts.new is None:
         return budget

@@ -40,7 +40,7 @@ from elasticjob_operator.plan.pods.start_problems import (
     unschedulable_reason,
 )
 from elasticjob_operator.plan.store_pods.operator_reach import describe_unreachable, suspects_itself
-from elasticjob_operator.plan.training_state import World
+from elasticjob_operator.plan.training_state import TrainingState
 
 
 def condition(status: bool, reason: str, message: str) -> Condition:
@@ -170,7 +170,7 @@ def _running(decisions: Decisions) -> Condition:
     return condition(False, "WaitingForMinReplicas", message)
 
 
-def describe_world(world: World) -> str:
+def describe_world(world: TrainingState) -> str:
     """Return the size of the running world, for messages."""
     return f"training on {with_noun(world.active, 'node')} with {with_noun(world.size, 'worker')}"
 

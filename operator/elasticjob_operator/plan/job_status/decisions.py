@@ -11,10 +11,10 @@ from elasticjob_operator.plan.life_cycle.job_end import JobOutcome
 from elasticjob_operator.plan.life_cycle.suspension import is_suspended, resumes
 from elasticjob_operator.plan.pods.capacity import Capacity
 from elasticjob_operator.plan.pods.pod_decisions import PodDecision, ReplacePod, starts_execution
-from elasticjob_operator.plan.pods.start_attempts import Starts
+from elasticjob_operator.plan.pods.start_attempts import StartAttempts
 from elasticjob_operator.plan.pods.workers import WorkersPlan
 from elasticjob_operator.plan.store_pods.stores import StorePlan
-from elasticjob_operator.plan.training_state import World
+from elasticjob_operator.plan.training_state import TrainingState
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class Decisions:
     pod_decisions: tuple[PodDecision, ...]
     workers: WorkersPlan
     store: StorePlan
-    training: World
+    training: TrainingState
     budget: Budget
-    start_attempts: Starts
+    start_attempts: StartAttempts
     capacity: Capacity
     outcome: JobOutcome | None = None
     """None while the job goes on."""

@@ -20,9 +20,9 @@ from elasticjob_operator.model.job.status import ConditionType
 from elasticjob_operator.plan.context import STORE_GRACE_SECONDS, Actions, ReconcileContext
 from elasticjob_operator.plan.failure_policy import failures
 from elasticjob_operator.plan.failure_policy.budget import Budget
-from elasticjob_operator.plan.pods.start_attempts import Starts, gives_up
+from elasticjob_operator.plan.pods.start_attempts import StartAttempts, gives_up
 from elasticjob_operator.plan.pods.terminations import is_stuck, may_force, next_checks
-from elasticjob_operator.plan.training_state import World
+from elasticjob_operator.plan.training_state import TrainingState
 
 LEAVE_GRACE = 10.0
 """Seconds after the outcome in which agents receive it and exit by themselves; the pods that still run are deleted."""
@@ -44,7 +44,9 @@ class JobOutcome:
     """The record of the root cause, if status may not include it yet."""
 
 
-def evaluate_outcome(ctx: ReconcileContext, world: World, budget: Budget, starts: Starts) -> JobOutcome | None:
+def evaluate_outcome(
+    ctx: ReconcileContext, world: TrainingState, budget: Budget, starts: StartAttempts
+) -> JobOutcome | None:
     """Return the outcome: the one in status if there is one, else a new one; None while the job goes on."""
     declared = declared_outcome(ctx)
     if declared is not None:
@@ -84,7 +86,7 @@ def expire(ctx: ReconcileContext) -> Actions:
     return Actions((DeleteJob(ctx.job.uid, f"it has been finished for {with_noun(ttl, 'second')}"),))
 
 
-def _source(world: World) -> str:
+def _source(world: TrainingState) -> str:
     """Return the addition to the message of an outcome that a pod declared while the store was unavailable."""
     if not world.outcome_pod:
         return ""
@@ -112,7 +114,7 @@ _OUTCOME_CONDITIONS = (
 """Conditions that declare an outcome, and whether it is a success."""
 
 
-def _succeeded(ctx: ReconcileContext, world: World) -> JobOutcome:
+def _succeeded(ctx: ReconcileContext, world: TrainingState) -> JobOutcome:
     if ctx.spec.success_policy is SuccessPolicy.ANY:
         message = f"all workers of one node exited with code 0, and successPolicy is Any{_source(world)}"
         return JobOutcome(True, "SuccessPolicy", message, ctx.now)
@@ -153,7 +155,7 @@ def _matched_rule(ctx: ReconcileContext, budget: Budget) -> str | None:
     return next((t.message for t in declared), None)
 
 
-def _not_started(ctx: ReconcileContext, starts: Starts, pod: Pod) -> JobOutcome:
+def _not_started(ctx: ReconcileContext, starts: StartAttempts, pod: Pod) -> JobOutcome:
     cause = failures.describe_record(failures.start_record(pod, ctx.now))
     attempts = with_noun(starts.in_row, "attempt")
     advice = _advise("correct the cause, or allow more attempts with spec.failurePolicy.maxStartFailures")

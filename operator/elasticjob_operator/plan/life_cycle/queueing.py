@@ -29,7 +29,7 @@ from elasticjob_operator.model.job.status import ConditionType
 from elasticjob_operator.model.observed import Observed
 from elasticjob_operator.plan.context import Actions, ReconcileContext
 from elasticjob_operator.plan.life_cycle.job_end import JobOutcome, all_workers_ended
-from elasticjob_operator.plan.training_state import World
+from elasticjob_operator.plan.training_state import TrainingState
 
 
 def admitted_spec(observed: Observed, spec: JobSpec) -> JobSpec:
@@ -82,7 +82,7 @@ def nodes_without_quota(ctx: ReconcileContext) -> int:
     return 0 if ctx.job.spec is None else ctx.job.spec.target - ctx.spec.target
 
 
-def plan_workload(ctx: ReconcileContext, world: World, outcome: JobOutcome | None) -> Actions:
+def plan_workload(ctx: ReconcileContext, world: TrainingState, outcome: JobOutcome | None) -> Actions:
     """Return the action on the job's Workloads, if one is due. There is never more than one."""
     action = _delete_other(ctx, outcome) or _decide_workload(ctx, world, outcome)
     return Actions(() if action is None else (action,))
@@ -101,7 +101,7 @@ def _delete_other(ctx: ReconcileContext, outcome: JobOutcome | None) -> Action |
     return DeleteWorkload(queue.replacement.name, queue.replacement.uid)
 
 
-def _decide_workload(ctx: ReconcileContext, world: World, outcome: JobOutcome | None) -> Action | None:
+def _decide_workload(ctx: ReconcileContext, world: TrainingState, outcome: JobOutcome | None) -> Action | None:
     workload = ctx.observed.queue.workload
     if ctx.observed.queue.malformed:
         return None  # it has the name, and may hold quota
@@ -142,7 +142,7 @@ def _end(ctx: ReconcileContext, workload: Workload, outcome: JobOutcome | None) 
     return FinishWorkload(outcome.succeeded, outcome.message)
 
 
-def _change(ctx: ReconcileContext, workload: Workload, world: World) -> Action | None:
+def _change(ctx: ReconcileContext, workload: Workload, world: TrainingState) -> Action | None:
     if workload.is_true(WorkloadCondition.FINISHED):
         return None
     if workload.reserved and is_for_other_pods(ctx):

@@ -22,7 +22,7 @@ from elasticjob_operator.model.cluster.raw import timestamp
 from elasticjob_operator.model.job.status import BackOff, ScaledDown
 from elasticjob_operator.model.observed import RefusalReason
 from elasticjob_operator.plan.context import ReconcileContext
-from elasticjob_operator.plan.training_state import World
+from elasticjob_operator.plan.training_state import TrainingState
 
 FIRST_BACK_OFF = 10.0
 """Seconds until a job that gave its pods back asks for them again; each further time in a row doubles it. The jitter
@@ -49,7 +49,7 @@ def unchanged_capacity(ctx: ReconcileContext) -> Capacity:
     return Capacity(ctx.status.scaled_down, None, ctx.status.withdrawn)
 
 
-def plan_capacity(ctx: ReconcileContext, world: World) -> Capacity:
+def plan_capacity(ctx: ReconcileContext, world: TrainingState) -> Capacity:
     """Return which pods are withdrawn. `ctx.withdrawn` is not set yet: this sets it."""
     back_off = _plan_back_off(ctx, world)
     if back_off is not None and back_off.since is not None:
@@ -121,7 +121,7 @@ def _without_room(ctx: ReconcileContext) -> dict[int, float]:
 # ---- above the minimum
 
 
-def _plan_scale_down(ctx: ReconcileContext, world: World) -> ScaledDown | None:
+def _plan_scale_down(ctx: ReconcileContext, world: TrainingState) -> ScaledDown | None:
     """Return the pods without room; None while there are none, and once the cluster has room for one of them."""
     missing = _still_missing(ctx, world)
     if _is_short(ctx, world):
@@ -130,11 +130,11 @@ def _plan_scale_down(ctx: ReconcileContext, world: World) -> ScaledDown | None:
     return ScaledDown(ctx.spec.target, missing) if missing else None
 
 
-def _is_short(ctx: ReconcileContext, world: World) -> bool:
+def _is_short(ctx: ReconcileContext, world: TrainingState) -> bool:
     return world.formed and ctx.spec.min_replicas <= world.active < ctx.spec.target
 
 
-def _still_missing(ctx: ReconcileContext, world: World) -> frozenset[int]:
+def _still_missing(ctx: ReconcileContext, world: TrainingState) -> frozenset[int]:
     """Return the missing pods that status names; none if the target has grown since, if one of them has a machine, or
     if the job is below its minimum, where it needs any node that it can get.
 
@@ -151,7 +151,7 @@ def _still_missing(ctx: ReconcileContext, world: World) -> frozenset[int]:
     return frozenset() if placed else indices
 
 
-def _scale_down_times(ctx: ReconcileContext, world: World, scaled_down: ScaledDown | None) -> tuple[float, ...]:
+def _scale_down_times(ctx: ReconcileContext, world: TrainingState, scaled_down: ScaledDown | None) -> tuple[float, ...]:
     if not _is_short(ctx, world):
         return ()
     known = scaled_down.indices if scaled_down else frozenset()
@@ -162,7 +162,7 @@ def _scale_down_times(ctx: ReconcileContext, world: World, scaled_down: ScaledDo
 # ---- below the minimum
 
 
-def _plan_back_off(ctx: ReconcileContext, world: World) -> BackOff | None:
+def _plan_back_off(ctx: ReconcileContext, world: TrainingState) -> BackOff | None:
     """Return how often the job has given its pods back since the last round, and since when it has none."""
     before = ctx.status.back_off
     if ctx.spec.wait_for_min is None or world.formed or world.is_new_round:
@@ -176,7 +176,7 @@ def _plan_back_off(ctx: ReconcileContext, world: World) -> BackOff | None:
     return BackOff((before.attempts if before else 0) + 1, math.floor(ctx.now))
 
 
-def _back_off_times(ctx: ReconcileContext, world: World) -> tuple[float, ...]:
+def _back_off_times(ctx: ReconcileContext, world: TrainingState) -> tuple[float, ...]:
     """Return when the job must give its pods back; empty while it has room for its minimum.
 
     It has been below its minimum since the pod lost its room that was one too many.

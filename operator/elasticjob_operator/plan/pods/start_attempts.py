@@ -21,7 +21,7 @@ LONGEST_START_RETRY = 300.0
 
 
 @dataclass(frozen=True)
-class Starts:
+class StartAttempts:
     """The counters of the next status."""
 
     failed: int
@@ -39,22 +39,22 @@ class Starts:
         return self.failed_at + doubling_delay(FIRST_START_RETRY, LONGEST_START_RETRY, max(1, self.in_row))
 
 
-def unchanged_starts(ctx: ReconcileContext) -> Starts:
+def unchanged_starts(ctx: ReconcileContext) -> StartAttempts:
     """Return the counters of the last status."""
     seen = ctx.observed.start_failure_seen
     failed_at = ctx.status.last_start_failure if seen is None else seen
-    return Starts(ctx.status.failed_starts, ctx.status.start_failures, failed_at)
+    return StartAttempts(ctx.status.failed_starts, ctx.status.start_failures, failed_at)
 
 
-def plan_starts(ctx: ReconcileContext, *, new_round: bool) -> Starts:
+def plan_starts(ctx: ReconcileContext, *, new_round: bool) -> StartAttempts:
     """Return the counters after the ends of all pods; `new_round`: a round has started since the last status."""
     before = unchanged_starts(ctx)
     in_row = 0 if new_round else before.in_row
     new = [p for p in ctx.current_pods if _failed_before_a_round(p) and p.failed_starts >= before.failed]
     if not new:
-        return Starts(before.failed, in_row, before.failed_at)
+        return StartAttempts(before.failed, in_row, before.failed_at)
     # Status keeps whole seconds.
-    return Starts(
+    return StartAttempts(
         before.failed + 1, 0 if new_round else in_row + 1, math.floor(ctx.now), next(filter(did_not_start, new), None)
     )
 
@@ -63,7 +63,7 @@ def _failed_before_a_round(pod: Pod) -> bool:
     return did_not_start(pod) or (is_own_failure(pod) and pod.end is not None and pod.end.round is None)
 
 
-def gives_up(ctx: ReconcileContext, starts: Starts) -> Pod | None:
+def gives_up(ctx: ReconcileContext, starts: StartAttempts) -> Pod | None:
     """Return a pod whose start failed if too many attempts failed in a row, and the job is below its minimum without
     such pods; else None."""
     failed = [p for p in ctx.current_pods if did_not_start(p)]
