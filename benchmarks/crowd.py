@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from benchmarks.threads import thread_files
 from elasticjob._runtime.agent.config import AgentConfig, read_config
 from elasticjob._runtime.contract.messages import (
+    AgentToCoordinator,
     Announce,
     EndRound,
     Failure,
     FailureClass,
-    NodeToCoordinator,
     StartRound,
     WorkersFailed,
     WorkersStarted,
@@ -58,7 +58,7 @@ class SimulatedNode:
     messages: int = 0
     start: StartRound | None = None
 
-    def send(self, message: NodeToCoordinator) -> None:
+    def send(self, message: AgentToCoordinator) -> None:
         self.messages += 1
         self.link.send(message)
 
@@ -100,7 +100,7 @@ class Crowd:
             config = self._config
             async with gate:
                 link = await connect(
-                    config.host, config.port, role=LinkRole.NODE, key=config.key, run_id=config.run_id, timeout=60
+                    config.host, config.port, role=LinkRole.AGENT, key=config.key, run_id=config.run_id, timeout=60
                 )
             return SimulatedNode(index, link)
 

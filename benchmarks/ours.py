@@ -177,7 +177,7 @@ class Ours(Side):
             **os.environ,
             Env.JOB: "bench",
             Env.RUN_ID: self._run_id,
-            Env.NODE_KEY: self._keys[LinkRole.NODE],
+            Env.NODE_KEY: self._keys[LinkRole.AGENT],
             Env.OPERATOR_KEY: self._keys[LinkRole.OPERATOR],
             Env.EXECUTION_ATTEMPT: "1",
             Env.STORE_INCARNATION: "0",
@@ -194,7 +194,7 @@ class Ours(Side):
         return {
             Env.JOB: "bench",
             Env.RUN_ID: self._run_id,
-            Env.NODE_KEY: self._keys[LinkRole.NODE],
+            Env.NODE_KEY: self._keys[LinkRole.AGENT],
             Env.EXECUTION_ATTEMPT: "1",
             Env.INDEX: str(index),
             Env.POD_NAME: pod.pod,

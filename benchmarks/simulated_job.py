@@ -58,7 +58,7 @@ class SimulatedStore:
         )
         gate = LinkGate(
             welcome=Welcome(config.run_id, config.attempt, config.incarnation),
-            keys={LinkRole.NODE: config.node_key, LinkRole.OPERATOR: config.operator_key},
+            keys={LinkRole.AGENT: config.node_key, LinkRole.OPERATOR: config.operator_key},
             serve=self.coordinator.serve,
             keep_alive=KeepAlive(settings.keep_alive_interval, settings.keep_alive_max_attempts),
             passive=lambda: self.coordinator.state.passive,
@@ -84,7 +84,7 @@ class SimulatedStore:
 class NodeLink:
     """What a coordinator uses of a node's `ControlLink`."""
 
-    role = LinkRole.NODE
+    role = LinkRole.AGENT
     peer = "a simulated node"
 
     def __init__(self, on_message: Callable[[Message], None]) -> None:

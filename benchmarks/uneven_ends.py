@@ -20,12 +20,12 @@ from typing import Any, cast
 
 from benchmarks.row import OURS, Row, Sample
 from elasticjob._runtime.contract.messages import (
+    AgentToCoordinator,
     Announce,
     EndRound,
     Failure,
     FailureClass,
     Message,
-    NodeToCoordinator,
     RoundSettings,
     StartRound,
     WorkersFailed,
@@ -49,7 +49,7 @@ CAP = 600.0
 class _Node:
     """The node's end of a link to the coordinator, and the coordinator's end of it."""
 
-    role, peer = LinkRole.NODE, "simulated"
+    role, peer = LinkRole.AGENT, "simulated"
 
     def __init__(self, index: int, workers: int) -> None:
         self.index, self.workers = index, workers
@@ -74,7 +74,7 @@ class _Node:
 
     # ---- what the node sends
 
-    def put(self, message: NodeToCoordinator) -> None:
+    def put(self, message: AgentToCoordinator) -> None:
         self._frames.put_nowait(encode(message))
 
     @property

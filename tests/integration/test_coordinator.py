@@ -43,7 +43,7 @@ from elasticjob._runtime.store.server import StoreServer
 from elasticjob._runtime.store_pod import coordinator as coordinator_module
 from elasticjob._runtime.store_pod.coordinator import Coordinator
 
-KEYS = {LinkRole.NODE: b"n" * 32, LinkRole.OPERATOR: b"o" * 32}
+KEYS = {LinkRole.AGENT: b"n" * 32, LinkRole.OPERATOR: b"o" * 32}
 SETTINGS = RoundSettings(min_nodes=1, max_nodes=2, target=2)
 M = TypeVar("M", bound=Message)
 
@@ -55,7 +55,7 @@ class Peers:
         self.port = port
         self.coordinator = coordinator
 
-    async def link(self, role: LinkRole = LinkRole.NODE) -> ControlLink:
+    async def link(self, role: LinkRole = LinkRole.AGENT) -> ControlLink:
         return await connect("127.0.0.1", self.port, role=role, key=KEYS[role], run_id="r")
 
     async def node(self, index: int) -> ControlLink:

@@ -68,7 +68,7 @@ def hang(*_, **__):
 socket.getaddrinfo = hang
 from elasticjob._runtime.control_link.link import LinkRole, connect
 def dial():
-    return connect("store.example", 29400, role=LinkRole.NODE, key=b"k" * 16, run_id="run", timeout=0.1)
+    return connect("store.example", 29400, role=LinkRole.AGENT, key=b"k" * 16, run_id="run", timeout=0.1)
 """
 VISIT = """
 from elasticjob._runtime.contract.messages import QueryClosed

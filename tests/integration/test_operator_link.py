@@ -49,7 +49,7 @@ class Store:
 
 async def start_store(port: int = 0) -> Store:
     coordinator = Coordinator(initial_state(SETTINGS, attempt=1, store=0, now=time.monotonic()))
-    roles = {LinkRole.NODE: NODE_KEY, LinkRole.OPERATOR: OPERATOR_KEY}
+    roles = {LinkRole.AGENT: NODE_KEY, LinkRole.OPERATOR: OPERATOR_KEY}
     keys = {role: KEYS.derive(name, "uid", 1) for role, name in roles.items()}
     server = StoreServer(links=LinkGate(Welcome("uid", 1, 0), keys, coordinator.serve).accept)
     store = Store(server, coordinator)
@@ -83,7 +83,7 @@ async def until(condition: Callable[[], bool]) -> None:
 async def announce(port: int) -> ControlLink:
     """Connect a node and announce it."""
     key = KEYS.derive(NODE_KEY, "uid", 1)
-    node = await connect("127.0.0.1", port, role=LinkRole.NODE, key=key, run_id="uid")
+    node = await connect("127.0.0.1", port, role=LinkRole.AGENT, key=key, run_id="uid")
     node.send(Announce(0, 0, "agent_id", "bert-0-0", "127.0.0.1", 1, 1))
     return node
 

@@ -62,7 +62,7 @@ class Store:
         self.key = node_key(params(1))
         now = time.monotonic()
         self.coordinator = Coordinator(initial_state(RoundSettings(2, 2, 2), attempt=1, store=0, now=now))
-        gate = LinkGate(Welcome(RUN_ID, 1, 0), {LinkRole.NODE: self.key}, self._serve or self._record)
+        gate = LinkGate(Welcome(RUN_ID, 1, 0), {LinkRole.AGENT: self.key}, self._serve or self._record)
         self.server = StoreServer(links=gate.accept)
         self.coordinator.start()
         return await self.server.start("127.0.0.1")
@@ -154,7 +154,9 @@ def test_a_lost_link_is_logged_by_every_node_and_never_raised(store: Store, capl
         until(lambda h=handler: h._session.down_since, "the node notices that its link is closed")  # type: ignore[misc]
         assert handler.num_nodes_waiting() == 0
     logged = [
-        r for r in caplog.records if r.name == "elasticjob._runtime.control_link.node_client" and "store" in r.message
+        r
+        for r in caplog.records
+        if r.name == "elasticjob._runtime.control_link.coordinator_client" and "store" in r.message
     ]
     assert len(logged) >= 2
     for handler in (one, two):
@@ -183,7 +185,7 @@ def test_a_corrupt_message_costs_only_its_sender_its_link(store: Store) -> None:
     handlers = two_in_a_round(store)
 
     async def send_garbage() -> None:
-        link = await connect("127.0.0.1", store.port, role=LinkRole.NODE, key=store.key, run_id=RUN_ID)
+        link = await connect("127.0.0.1", store.port, role=LinkRole.AGENT, key=store.key, run_id=RUN_ID)
         link._frames.send(b'{"type": "Announce", "index": "three"}')
         assert await link.receive() is None
 

@@ -29,7 +29,7 @@ from elasticjob._runtime.contract.messages import (
 from elasticjob._runtime.contract.names import Env
 from elasticjob._runtime.control_link.link import ControlLink, LinkRole, connect
 
-KEYS = {LinkRole.NODE: b"n" * 32, LinkRole.OPERATOR: b"o" * 32}
+KEYS = {LinkRole.AGENT: b"n" * 32, LinkRole.OPERATOR: b"o" * 32}
 ONE_REPORT_AN_HOUR = """
 import sys
 from elasticjob._runtime.store_pod import coordinator, main
@@ -51,7 +51,7 @@ async def receive(link: ControlLink, kind: type[M], condition: Callable[[M], boo
 
 async def announce(port: int, key: bytes, run_id: str, index: int) -> ControlLink:
     """Connect a node that can start workers at once."""
-    link = await connect("127.0.0.1", port, role=LinkRole.NODE, key=key, run_id=run_id)
+    link = await connect("127.0.0.1", port, role=LinkRole.AGENT, key=key, run_id=run_id)
     link.send(Announce(index, 0, f"agent-{index}", f"j-{index}-0", "127.0.0.1", 5000 + index, 1, ready=True))
     return link
 
@@ -63,7 +63,7 @@ async def store() -> AsyncIterator[tuple[asyncio.subprocess.Process, int]]:
         port = listener.getsockname()[1]
         environ = {
             Env.RUN_ID: "r",
-            Env.NODE_KEY: KEYS[LinkRole.NODE].hex(),
+            Env.NODE_KEY: KEYS[LinkRole.AGENT].hex(),
             Env.OPERATOR_KEY: KEYS[LinkRole.OPERATOR].hex(),
             Env.SETTINGS: codec.dumps(RoundSettings(1, 1, 1)).decode(),
             Env.LISTEN_FD: str(listener.fileno()),
@@ -83,7 +83,7 @@ async def test_the_report_that_waits_reaches_the_operator_before_the_store_ends(
     process, port = store
     operator = await connect("127.0.0.1", port, role=LinkRole.OPERATOR, key=KEYS[LinkRole.OPERATOR], run_id="r")
     await receive(operator, Report, lambda report: not report.nodes)
-    node = await announce(port, KEYS[LinkRole.NODE], "r", 0)
+    node = await announce(port, KEYS[LinkRole.AGENT], "r", 0)
     start = await receive(node, StartRound)
     await receive(operator, Report, lambda report: bool(report.nodes))  # the next one may come in an hour
     node.send(WorkersStarted(start.round))

@@ -24,7 +24,7 @@ from elasticjob._runtime.store.server import StoreServer
 from elasticjob._runtime.store_pod.coordinator import Coordinator
 from support.local.run import PROGRAM
 
-KEYS = {LinkRole.NODE: b"n" * 32, LinkRole.OPERATOR: b"o" * 32}
+KEYS = {LinkRole.AGENT: b"n" * 32, LinkRole.OPERATOR: b"o" * 32}
 SETTINGS = RoundSettings(min_nodes=1, max_nodes=1, target=1)
 TRAINS = """
 import elasticjob
@@ -40,7 +40,7 @@ async def test_the_last_report_arrives_with_the_outcome(tmp_path: Path) -> None:
     port = await server.start("127.0.0.1")
     coordinator.start()
     env = {
-        Env.JOB: "j", Env.RUN_ID: "run", Env.EXECUTION_ATTEMPT: "1", Env.NODE_KEY: KEYS[LinkRole.NODE].hex(),
+        Env.JOB: "j", Env.RUN_ID: "run", Env.EXECUTION_ATTEMPT: "1", Env.NODE_KEY: KEYS[LinkRole.AGENT].hex(),
         Env.INDEX: "0", Env.INCARNATION: "0", Env.POD_NAME: "j-0-0", Env.POD_IP: "127.0.0.1", Env.PRELOAD: "",
         Env.NPROC_PER_NODE: "2", Env.STORE_ENDPOINT: f"127.0.0.1:{port}",
         Env.TERMINATION_LOG: str(tmp_path / "end"),

@@ -13,14 +13,14 @@ import pytest
 
 from elasticjob._runtime.contract import codec
 from elasticjob._runtime.contract.messages import (
+    AgentToCoordinator,
     Announce,
-    CoordinatorToNode,
+    CoordinatorToAgent,
     EndRound,
     Finish,
     Leaving,
     Message,
     NewerStore,
-    NodeToCoordinator,
     RoundSettings,
     Standby,
     StartRound,
@@ -28,8 +28,8 @@ from elasticjob._runtime.contract.messages import (
     WorkersStopped,
 )
 from elasticjob._runtime.contract.names import Env, RoundId
+from elasticjob._runtime.control_link.coordinator_client import CoordinatorClient
 from elasticjob._runtime.control_link.link import ControlLink, LinkRole, connect
-from elasticjob._runtime.control_link.node_client import CoordinatorClient
 
 PROGRAM = [sys.executable, str(Path(__file__).parents[2] / "agent" / "elasticjob"), "store"]
 KEY = b"n" * 32
@@ -79,7 +79,7 @@ async def log_line(process: asyncio.subprocess.Process, text: str) -> str:
 
 
 async def dial(port: int) -> ControlLink:
-    return await connect("127.0.0.1", port, role=LinkRole.NODE, key=KEY, run_id="run")
+    return await connect("127.0.0.1", port, role=LinkRole.AGENT, key=KEY, run_id="run")
 
 
 async def test_a_store_closes_itself_when_a_node_knows_a_newer_one(start_store: StartStore) -> None:
@@ -89,14 +89,14 @@ async def test_a_store_closes_itself_when_a_node_knows_a_newer_one(start_store: 
     other_node = await dial(old_port)
     other_node.send(Announce(1, 0, "other", "j-1-0", "127.0.0.1", 1, 1))
     assert isinstance(await other_node.receive(), Standby)
-    received: asyncio.Queue[CoordinatorToNode] = asyncio.Queue()
+    received: asyncio.Queue[CoordinatorToAgent] = asyncio.Queue()
     links: list[ControlLink] = []
 
     async def next_store() -> ControlLink:
         links.append(await dial(ports.pop(0)))
         return links[-1]
 
-    def greeting() -> tuple[NodeToCoordinator, ...]:
+    def greeting() -> tuple[AgentToCoordinator, ...]:
         if len(links) == 1:  # the node loses its link to the newer store
             asyncio.get_running_loop().call_soon(links[0].close)
         return (Announce(0, 0, "agent_id", "j-0-0", "127.0.0.1", 1, 1),)

@@ -14,7 +14,7 @@ from enum import Enum
 from time import monotonic_ns
 from typing import SupportsFloat, SupportsIndex
 
-from elasticjob._runtime.contract.names import BEFORE_ROUNDS, STACK_DUMP_SIGNAL, Env
+from elasticjob._runtime.contract.names import PRESTART_ROUND, STACK_DUMP_SIGNAL, Env
 from elasticjob._runtime.contract.shared_memory.progress_page import HOLD, NO_LIMIT, PageWord
 from elasticjob._runtime.system.process_end import end_at_once
 from elasticjob.training import agent_connection, compute_time
@@ -273,7 +273,7 @@ def set_process_survives_round(survives: bool) -> None:
 
 def is_prestarted() -> bool:
     """Return whether the agent has started this process ahead of its first round, which has not begun yet."""
-    return os.environ.get(Env.ROUND, "").startswith(f"{BEFORE_ROUNDS.attempt}.")
+    return os.environ.get(Env.ROUND, "").startswith(f"{PRESTART_ROUND.attempt}.")
 
 
 def enable_stack_dumps() -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import count, groupby, islice
 
-from elasticjob._runtime.contract.messages import NodeReport, Report, RoundEnded
+from elasticjob._runtime.contract.messages import AgentReport, Report, RoundEnded
 from elasticjob_operator.actions import Action, EventRecord
 from elasticjob_operator.backoff import growing_interval
 from elasticjob_operator.model.cluster.pods import Pod
@@ -105,7 +105,7 @@ class ReconcileContext:
         return frozenset(self.indices)
 
     @cached_property
-    def reported_nodes(self) -> dict[str, NodeReport]:
+    def reported_nodes(self) -> dict[str, AgentReport]:
         """The nodes of the store's last report by the name of their pod; empty if it has not reported."""
         return {node.pod: node for node in (self.report.nodes if self.report else ())}
 

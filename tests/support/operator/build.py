@@ -11,11 +11,11 @@ import yaml
 
 from elasticjob._runtime.contract import codec
 from elasticjob._runtime.contract.messages import (
+    AgentReport,
     EndReason,
     Failure,
     FailureClass,
     InRound,
-    NodeReport,
     Outcome,
     Report,
     RoundEnded,
@@ -194,7 +194,7 @@ def round_ended(n: int, reason: EndReason = EndReason.WORKER_FAILED, **more: Any
 
 def report(*pods: Pod, formed_at: float = NOW - 30, **more: Any) -> Report:
     """Return the report of a store where a round of all `pods` runs."""
-    nodes = tuple(NodeReport(p.index, p.incarnation, p.name, True, True) for p in pods)
+    nodes = tuple(AgentReport(p.index, p.incarnation, p.name, True, True) for p in pods)
     base = Report(
         incarnation=0, phase=RoundPhase.RUNNING, reason="", round=RoundId(1, 0, 1), rounds=1, world_size=len(pods),
         formed_at=formed_at, nodes=nodes, active=len(pods),

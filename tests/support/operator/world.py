@@ -15,11 +15,11 @@ from typing import Any
 from elasticjob._runtime.contract import codec
 from elasticjob._runtime.contract.failures.failure_rules import FailureAction
 from elasticjob._runtime.contract.messages import (
+    AgentReport,
     EndReason,
     Failure,
     FailureClass,
     InRound,
-    NodeReport,
     OperatorView,
     Outcome,
     PodState,
@@ -317,7 +317,7 @@ class Store:
             rounds=self.rounds,
             world_size=len(self.members),
             formed_at=self.formed_at,
-            nodes=tuple(NodeReport(*self.connected[p], p, True, p in self.members) for p in sorted(self.connected)),
+            nodes=tuple(AgentReport(*self.connected[p], p, True, p in self.members) for p in sorted(self.connected)),
             ended_rounds=tuple(self.ended),
             outcome=self.outcome,
             failure=self.failure,

@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from elasticjob._runtime.contract.messages import (
+    AgentToCoordinator,
     Announce,
-    CoordinatorToNode,
+    CoordinatorToAgent,
     EndRound,
     ExpectedPod,
     Failure,
@@ -17,7 +18,6 @@ from elasticjob._runtime.contract.messages import (
     LastMembership,
     Leaving,
     MemberState,
-    NodeToCoordinator,
     OperatorView,
     PlanEnd,
     PodState,
@@ -70,7 +70,7 @@ class Job:
         )
         self._settled: Settled | None = None
         self._settled_state = self.state
-        self.sent: dict[str, list[CoordinatorToNode | StoreToAgent]] = defaultdict(list)
+        self.sent: dict[str, list[CoordinatorToAgent | StoreToAgent]] = defaultdict(list)
         self.reasons: list[str] = []
         self.sequence = 0
         self.operator_confirms = False
@@ -145,7 +145,7 @@ class Job:
             message = replace(announcement(index, membership, incarnation), ready=ready, local_world_size=workers)
             self.decide(AgentMessage(message.agent_id, message))
 
-    def send(self, index: int, message: NodeToCoordinator, incarnation: int = 0) -> None:
+    def send(self, index: int, message: AgentToCoordinator, incarnation: int = 0) -> None:
         self.decide(AgentMessage(agent_id(index, incarnation), message))
 
     def started(self, *indices: int, incarnation: int = 0) -> None:
@@ -192,7 +192,7 @@ class Job:
     def start_of(self, index: int, incarnation: int = 0) -> StartRound:
         return next(m for m in reversed(self.sent[agent_id(index, incarnation)]) if isinstance(m, StartRound))
 
-    def last(self, index: int, incarnation: int = 0) -> CoordinatorToNode | StoreToAgent | None:
+    def last(self, index: int, incarnation: int = 0) -> CoordinatorToAgent | StoreToAgent | None:
         messages = self.sent[agent_id(index, incarnation)]
         return messages[-1] if messages else None
 

@@ -28,13 +28,13 @@ from elasticjob._runtime.agent.state_machine.effects import (
 from elasticjob._runtime.agent.state_machine.events import AgentEvent
 from elasticjob._runtime.agent.state_machine.state import AgentPhase, AgentState
 from elasticjob._runtime.contract.messages import (
+    AgentToCoordinator,
     Announce,
-    CoordinatorToNode,
+    CoordinatorToAgent,
     Failure,
     FailureClass,
     MemberState,
     NewProcesses,
-    NodeToCoordinator,
     Outcome,
     StartRound,
     StoreToAgent,
@@ -79,10 +79,10 @@ class Agent:
     """Whether the store has closed the link, and the agent has not noticed."""
     old_link: int | None = None
     """A store that has not noticed that the agent closed its link."""
-    old_outbox: tuple[NodeToCoordinator, ...] = ()
+    old_outbox: tuple[AgentToCoordinator, ...] = ()
     """What the agent sent over that link and the store has not read."""
-    outbox: tuple[NodeToCoordinator, ...] = ()
-    inbox: tuple[CoordinatorToNode | StoreToAgent, ...] = ()
+    outbox: tuple[AgentToCoordinator, ...] = ()
+    inbox: tuple[CoordinatorToAgent | StoreToAgent, ...] = ()
     launching: bool = False
     starting_ahead: bool = False
     """Whether workers run their script up to its function, ahead of a round."""
@@ -109,7 +109,7 @@ class Agent:
     """When the agent stops to wait for an answer to `Leaving`."""
     machine_end: float | None = None
     """When its machine ends, as its workers know it."""
-    past: NodeToCoordinator | None = None
+    past: AgentToCoordinator | None = None
     """The last message about the round before the present one, for the move `late`."""
     missed_step: bool = False
     """Whether the workers have to stop at a step that they had passed: a planned end that loses a step."""
@@ -193,7 +193,7 @@ def new_agent(index: int, incarnation: int, now: float, workers: int = 1) -> Age
     return Agent(index, incarnation, AgentState(announcement, 1.0, 120.0), created=now, workers=workers)
 
 
-def send(a: Agent, message: NodeToCoordinator) -> Agent:
+def send(a: Agent, message: AgentToCoordinator) -> Agent:
     """Send a message; without a link that both sides hold, it is lost."""
     return a if a.store is None or a.deaf else replace(a, outbox=(*a.outbox, message))
 

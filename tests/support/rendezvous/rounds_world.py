@@ -16,7 +16,7 @@ from elasticjob._runtime.agent.state_machine import decide as machine
 from elasticjob._runtime.agent.state_machine import events
 from elasticjob._runtime.contract.messages import (
     Announce,
-    CoordinatorToNode,
+    CoordinatorToAgent,
     EndReason,
     FailureClass,
     MemberState,
@@ -734,7 +734,7 @@ def newest_store(a: Agent, store: Store) -> int:
     return a.newest if store.state.passive else store.incarnation
 
 
-def receive(a: Agent, message: CoordinatorToNode | StoreToAgent, now: float) -> Agent:
+def receive(a: Agent, message: CoordinatorToAgent | StoreToAgent, now: float) -> Agent:
     """Let an agent act on a message of its store, as its client does (`CoordinatorClient`)."""
     if isinstance(message, StoreActive):
         return replace(a, passive=False, newest=a.newest if a.store is None else a.store)

@@ -8,16 +8,16 @@ import os
 import pytest
 from rich.console import Console
 
-from elasticjob._runtime.contract.messages import NodeReport, Report, RoundPhase, Straggler
+from elasticjob._runtime.contract.messages import AgentReport, Report, RoundPhase, Straggler
 from elasticjob._runtime.contract.names import RoundId
 from elasticjob._runtime.local.terminal.live_table import render_table
 from elasticjob._runtime.local.terminal.screen import NodeRow, PlainScreen, RunView
 
 NODES = (
-    NodeReport(0, 0, "toy-0-0", True, True),
-    NodeReport(1, 0, "toy-1-0", True, True),
-    NodeReport(2, 0, "toy-2-0", True, False),
-    NodeReport(3, 0, "toy-3-0", False, False),
+    AgentReport(0, 0, "toy-0-0", True, True),
+    AgentReport(1, 0, "toy-1-0", True, True),
+    AgentReport(2, 0, "toy-2-0", True, False),
+    AgentReport(3, 0, "toy-3-0", False, False),
 )
 
 

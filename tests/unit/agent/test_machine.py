@@ -60,7 +60,7 @@ from elasticjob._runtime.agent.state_machine.state import (
 from elasticjob._runtime.contract.messages import (
     Announce,
     BreakRound,
-    CoordinatorToNode,
+    CoordinatorToAgent,
     EndRound,
     Failure,
     FailureClass,
@@ -83,7 +83,7 @@ from elasticjob._runtime.contract.messages import (
     WorkersStopped,
     WorkersSucceeded,
 )
-from elasticjob._runtime.contract.names import BEFORE_ROUNDS, ExitCode, RoundId
+from elasticjob._runtime.contract.names import PRESTART_ROUND, ExitCode, RoundId
 from elasticjob._runtime.diagnosis import HANG_GRACE
 
 ME = Announce(0, 0, "agent_id", "job-0-0", "10.0.0.1", 1000, local_world_size=2)
@@ -198,7 +198,7 @@ def test_a_node_that_waits_to_break_its_collectives_says_so_on_every_new_link() 
     ],
 )
 def test_workers_that_wait_to_break_their_collectives_end_if_they_may_not(
-    answer: CoordinatorToNode, expected: StopWorkers
+    answer: CoordinatorToAgent, expected: StopWorkers
 ) -> None:
     state, _ = play(Received(END), AllResultsEnded(R1), state=running())
     assert last(Received(answer), state=state) == [expected]
@@ -680,7 +680,7 @@ def test_a_hang_that_does_not_end_the_round_is_reported_with_stacks() -> None:
     ],
 )
 def test_a_node_cut_off_freezes_its_workers_until_the_coordinator_reports_on_their_round(
-    message: CoordinatorToNode, expected: list[Effect]
+    message: CoordinatorToAgent, expected: list[Effect]
 ) -> None:
     state, frozen = play(CutOff(), CutOff(), state=running())
     assert frozen == [[FreezeWorkers(True)], []]
@@ -778,7 +778,7 @@ def test_the_last_round_of_parked_processes_is_announced_as_stopped() -> None:
     assert WorkersStopped(R1, 1001) in messages
 
 
-PROVISIONAL = replace(START, round=BEFORE_ROUNDS, group_rank=2, rank=4, master_addr="", master_port=0)
+PROVISIONAL = replace(START, round=PRESTART_ROUND, group_rank=2, rank=4, master_addr="", master_port=0)
 WAIT = Received(Standby("a round runs without this node", provisional=PROVISIONAL))
 AHEAD = PrestartWorkers(PROVISIONAL)
 

@@ -94,10 +94,10 @@ def smi(folder: Path, text: str) -> dict[str, str]:
 async def test_nvidia_smi_must_list_the_gpus_that_the_pod_requests(
     tmp_path: Path, gpus: int, output: str, problem: str
 ) -> None:
-    non_workers: set[int] = set()
-    node = NodeHealth(str(tmp_path), gpus, smi(tmp_path, output), non_workers)
+    helper_pids: set[int] = set()
+    node = NodeHealth(str(tmp_path), gpus, smi(tmp_path, output), helper_pids)
     assert await node.find_problem() == (HealthProblem(problem) if problem else None)
-    assert non_workers == set()
+    assert helper_pids == set()
 
 
 async def test_without_nvidia_smi_gpus_are_not_checked(tmp_path: Path) -> None:
@@ -107,11 +107,11 @@ async def test_without_nvidia_smi_gpus_are_not_checked(tmp_path: Path) -> None:
 async def test_the_compute_check_runs_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = "print('GPU 3 failed the compute check: uncorrectable memory error')"
     monkeypatch.setattr(node_health, "_COMPUTE", broken)
-    non_workers: set[int] = set()
-    node = NodeHealth(str(tmp_path), 4, {"PATH": str(tmp_path)}, non_workers)
+    helper_pids: set[int] = set()
+    node = NodeHealth(str(tmp_path), 4, {"PATH": str(tmp_path)}, helper_pids)
     assert await node.find_problem() == HealthProblem("GPU 3 failed the compute check: uncorrectable memory error")
     assert await node.find_problem() is None
-    assert non_workers == set()
+    assert helper_pids == set()
 
 
 async def test_gpus_without_a_driver_count_as_healthy(

@@ -60,6 +60,6 @@ def test_a_script_that_does_not_reach_its_function_ahead_of_a_round_is_known() -
         measured, _ = times()
         assert measured.may_start_ahead
         if reached:
-            measured.reached_function_ahead()
-        measured.ended_ahead()
+            measured.prestart_reached_function()
+        measured.prestart_ended()
         assert measured.may_start_ahead is reached

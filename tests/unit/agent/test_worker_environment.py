@@ -10,7 +10,7 @@ from elasticjob._runtime.agent.start_workers.worker_environment import node_env,
 from elasticjob._runtime.contract.commands.reserved_variables import RESERVED_PREFIX, RESERVED_VARIABLES
 from elasticjob._runtime.contract.commands.torchrun_command import TORCHRUN_OPTIONS, OptionUse
 from elasticjob._runtime.contract.messages import StartRound
-from elasticjob._runtime.contract.names import BEFORE_ROUNDS, Backend, RoundId
+from elasticjob._runtime.contract.names import PRESTART_ROUND, Backend, RoundId
 from elasticjob._runtime.system.code_root import IN_WORKERS
 
 START = StartRound(RoundId(1, 0, 3), 1, 3, 2, 6, 2, 6, "10.0.0.1", 4567, 2, 5)
@@ -49,7 +49,7 @@ def test_a_workers_environment_is_torchruns() -> None:
 
 def test_a_worker_that_starts_ahead_of_a_round_gets_no_store() -> None:
     """A process group outside of the function then fails at once, and does not wait for ranks that never come."""
-    start = replace(START, round=BEFORE_ROUNDS, master_addr="", master_port=0)
+    start = replace(START, round=PRESTART_ROUND, master_addr="", master_port=0)
     env = worker_env(
         start, local_rank=1, local_world_size=2, role="default", run_id="uid", error_file="/e",
         agent_socket="/s", base={},

@@ -63,7 +63,7 @@ from elasticjob.training import progress_channel
 round_id = RoundId.parse(os.environ[Env.ROUND])
 agent = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 agent.connect(os.environ[Env.RESTART_SOCKET])
-agent.send(to_packet(Parked(round_id) if round_id.is_ahead else Calling(round_id, spare_process=True)))
+agent.send(to_packet(Parked(round_id) if round_id.is_prestarted else Calling(round_id, spare_process=True)))
 progress_channel.progress(1)
 time.sleep(600)
 """
@@ -383,7 +383,7 @@ async def test_a_script_that_reports_no_steps_gets_its_spare_process_after_a_tim
 
 
 async def test_a_spare_process_that_does_not_come_to_its_function_says_where_it_is(spare_log: SpareLog) -> None:
-    late = """if round_id.is_ahead:
+    late = """if round_id.is_prestarted:
     progress_channel.enable_stack_dumps()
     time.sleep(600)
 agent = socket"""
@@ -392,6 +392,6 @@ agent = socket"""
 
 
 async def test_nor_does_one_that_writes_no_stacks_stay_unexplained(spare_log: SpareLog) -> None:
-    late = "if round_id.is_ahead: time.sleep(600)\nagent = socket"
+    late = "if round_id.is_prestarted: time.sleep(600)\nagent = socket"
     text = await spare_log(ASKS_FOR_SPARE.replace("agent = socket", late, 1), "is not at its function after")
     assert "it writes no stacks; its main thread: S (sleeping)" in text

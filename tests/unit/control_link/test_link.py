@@ -63,7 +63,7 @@ class Peer:
 async def peer() -> AsyncIterator[Peer]:
     server = StoreServer()
     peer = Peer(server)
-    server.serve_link = LinkGate(WELCOME, {LinkRole.NODE: NODE, LinkRole.OPERATOR: OPERATOR}, peer.serve).accept
+    server.serve_link = LinkGate(WELCOME, {LinkRole.AGENT: NODE, LinkRole.OPERATOR: OPERATOR}, peer.serve).accept
     peer.port = await server.start("127.0.0.1")
     yield peer
     await server.close()
@@ -80,7 +80,7 @@ async def test_a_cancelled_attempt_ends_whenever_the_cancellation_comes() -> Non
     """Also as the kernel completes the TCP connection, and no store answers on it."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         for passes in range(60):
-            opening = connect("127.0.0.1", silent.getsockname()[1], role=LinkRole.NODE, key=NODE, run_id="run-1")
+            opening = connect("127.0.0.1", silent.getsockname()[1], role=LinkRole.AGENT, key=NODE, run_id="run-1")
             attempt = asyncio.ensure_future(opening)
             for _ in range(passes):
                 await asyncio.sleep(0)
@@ -110,12 +110,12 @@ async def test_a_connection_that_opens_as_its_attempt_is_cancelled_is_closed() -
 
 
 async def test_messages_go_both_ways(peer: Peer) -> None:
-    link = await connect("127.0.0.1", peer.port, role=LinkRole.NODE, key=NODE, run_id="run-1")
+    link = await connect("127.0.0.1", peer.port, role=LinkRole.AGENT, key=NODE, run_id="run-1")
     assert link.welcome == WELCOME
     link.send(Ready())
     link.send(Leaving("x"))
     assert [await link.receive(), await link.receive()] == [Standby("Ready"), Standby("Leaving")]
-    assert (await peer.links.get()).role is LinkRole.NODE
+    assert (await peer.links.get()).role is LinkRole.AGENT
     link.close()
     assert await peer.ends.get() == "closed"
 
@@ -123,10 +123,10 @@ async def test_messages_go_both_ways(peer: Peer) -> None:
 async def test_a_passive_store_says_so_in_its_welcome(peer: Peer) -> None:
     """The welcome is part of the proof and of the keys of the frames, also when it changes."""
     passive = True
-    keys = {LinkRole.NODE: NODE, LinkRole.OPERATOR: OPERATOR}
+    keys = {LinkRole.AGENT: NODE, LinkRole.OPERATOR: OPERATOR}
     peer.server.serve_link = LinkGate(WELCOME, keys, peer.serve, passive=lambda: passive).accept
     for passive in (True, False):
-        link = await connect("127.0.0.1", peer.port, role=LinkRole.NODE, key=NODE, run_id="run-1")
+        link = await connect("127.0.0.1", peer.port, role=LinkRole.AGENT, key=NODE, run_id="run-1")
         assert link.welcome == replace(WELCOME, passive=passive)
         link.send(Ready())
         assert await link.receive() == Standby("Ready")
@@ -136,9 +136,9 @@ async def test_a_passive_store_says_so_in_its_welcome(peer: Peer) -> None:
 @pytest.mark.parametrize(
     ("role", "key", "run_id", "error"),
     [
-        (LinkRole.NODE, OPERATOR, "run-1", "wrong key for role node"),
+        (LinkRole.AGENT, OPERATOR, "run-1", "wrong key for role node"),
         (LinkRole.OPERATOR, NODE, "run-1", "wrong key for role operator"),
-        (LinkRole.NODE, NODE, "run-2", "belongs to run 'run-2', this store to another one"),
+        (LinkRole.AGENT, NODE, "run-2", "belongs to run 'run-2', this store to another one"),
     ],
 )
 async def test_a_client_with_a_wrong_key_or_run_is_refused(
@@ -172,7 +172,7 @@ async def test_a_store_without_the_key_is_refused(answer: bytes, error: str) -> 
     server = await asyncio.start_server(impostor, "127.0.0.1")
     port = server.sockets[0].getsockname()[1]
     with pytest.raises(LinkError, match=error):
-        await connect("127.0.0.1", port, role=LinkRole.NODE, key=NODE, run_id="run-1")
+        await connect("127.0.0.1", port, role=LinkRole.AGENT, key=NODE, run_id="run-1")
     server.close()
 
 
@@ -199,7 +199,7 @@ def test_a_peer_of_an_unusable_version_is_refused(protocol: object) -> None:
 
 
 async def test_an_older_peer_is_not_sent_what_it_does_not_know(peer: Peer) -> None:
-    link = await connect("127.0.0.1", peer.port, role=LinkRole.NODE, key=NODE, run_id="run-1")
+    link = await connect("127.0.0.1", peer.port, role=LinkRole.AGENT, key=NODE, run_id="run-1")
     assert (link.protocol, (await peer.links.get()).protocol) == (PROTOCOL, PROTOCOL)
     link.send(PROGRESS)
     link.protocol = 2
@@ -209,7 +209,7 @@ async def test_an_older_peer_is_not_sent_what_it_does_not_know(peer: Peer) -> No
 
 
 async def test_messages_of_an_unknown_type_are_ignored(peer: Peer) -> None:
-    link = await connect("127.0.0.1", peer.port, role=LinkRole.NODE, key=NODE, run_id="run-1")
+    link = await connect("127.0.0.1", peer.port, role=LinkRole.AGENT, key=NODE, run_id="run-1")
     link._frames.send(b'{"type":"OfALaterVersion","round":"1.0.1"}')
     link.send(Ready())
     assert await link.receive() == Standby("Ready")
@@ -221,8 +221,8 @@ async def test_unknown_fields_of_a_newer_welcome_are_ignored(peer: Peer) -> None
         version: str = "9.9"
 
     newer = NewerWelcome(WELCOME.run_id, WELCOME.attempt, WELCOME.incarnation)
-    peer.server.serve_link = LinkGate(newer, {LinkRole.NODE: NODE}, peer.serve).accept
-    link = await connect("127.0.0.1", peer.port, role=LinkRole.NODE, key=NODE, run_id="run-1")
+    peer.server.serve_link = LinkGate(newer, {LinkRole.AGENT: NODE}, peer.serve).accept
+    link = await connect("127.0.0.1", peer.port, role=LinkRole.AGENT, key=NODE, run_id="run-1")
     assert link.welcome == WELCOME
     link.send(Ready())
     assert await link.receive() == Standby("Ready")
@@ -238,7 +238,7 @@ async def test_unknown_fields_of_a_newer_welcome_are_ignored(peer: Peer) -> None
     ],
 )
 async def test_an_invalid_frame_closes_the_link(peer: Peer, frame: bytes, error: str) -> None:
-    link = await connect("127.0.0.1", peer.port, role=LinkRole.NODE, key=NODE, run_id="run-1")
+    link = await connect("127.0.0.1", peer.port, role=LinkRole.AGENT, key=NODE, run_id="run-1")
     if error in ("not JSON", "want an object"):
         link._frames.send(frame)
     else:
@@ -261,16 +261,16 @@ async def test_a_large_first_message_may_follow_the_handshake_at_once() -> None:
         link.send(large)
         await link.receive()
 
-    server = StoreServer(links=LinkGate(WELCOME, {LinkRole.NODE: NODE}, send_at_once).accept)
+    server = StoreServer(links=LinkGate(WELCOME, {LinkRole.AGENT: NODE}, send_at_once).accept)
     port = await server.start("127.0.0.1")
-    link = await connect("127.0.0.1", port, role=LinkRole.NODE, key=NODE, run_id="run-1")
+    link = await connect("127.0.0.1", port, role=LinkRole.AGENT, key=NODE, run_id="run-1")
     assert await asyncio.wait_for(link.receive(), 5) == large
     await server.close()
     assert await asyncio.wait_for(link.receive(), 5) is None
 
 
 async def test_a_peer_that_does_not_read_is_disconnected(peer: Peer) -> None:
-    link = await connect("127.0.0.1", peer.port, role=LinkRole.NODE, key=NODE, run_id="run-1")
+    link = await connect("127.0.0.1", peer.port, role=LinkRole.AGENT, key=NODE, run_id="run-1")
     link._frames.transport.pause_reading()
     served = await peer.links.get()
     while not served._frames.transport.is_closing():
@@ -280,7 +280,7 @@ async def test_a_peer_that_does_not_read_is_disconnected(peer: Peer) -> None:
 
 
 async def test_a_message_over_the_limit_is_not_sent(peer: Peer) -> None:
-    link = await connect("127.0.0.1", peer.port, role=LinkRole.NODE, key=NODE, run_id="run-1")
+    link = await connect("127.0.0.1", peer.port, role=LinkRole.AGENT, key=NODE, run_id="run-1")
     link.send(Leaving("x" * 2**20))
     with pytest.raises(LinkError, match="are allowed"):
         await link.receive()
@@ -296,7 +296,7 @@ async def test_a_message_over_the_limit_is_not_sent(peer: Peer) -> None:
 )
 async def test_a_changed_welcome_is_refused(sent: bytes, changed: bytes, error: str) -> None:
     """The server's proof covers its welcome, and both proofs cover the version of the messages."""
-    gate = LinkGate(WELCOME, {LinkRole.NODE: NODE}, lambda link: asyncio.sleep(0))
+    gate = LinkGate(WELCOME, {LinkRole.AGENT: NODE}, lambda link: asyncio.sleep(0))
     server = StoreServer(links=gate.accept)
     port = await server.start("127.0.0.1")
 
@@ -316,7 +316,7 @@ async def test_a_changed_welcome_is_refused(sent: bytes, changed: bytes, error: 
 
     proxy = await asyncio.start_server(proxied, "127.0.0.1")
     with pytest.raises(LinkRefused, match=error):
-        await connect("127.0.0.1", proxy.sockets[0].getsockname()[1], role=LinkRole.NODE, key=NODE, run_id="run-1")
+        await connect("127.0.0.1", proxy.sockets[0].getsockname()[1], role=LinkRole.AGENT, key=NODE, run_id="run-1")
     proxy.close()
     await server.close()
 
@@ -333,13 +333,13 @@ async def test_a_connection_that_is_not_accepted_times_out_before_the_handshake(
             sock.setblocking(False)
             sock.connect_ex(address)
         with pytest.raises((TimeoutError, asyncio.TimeoutError)):
-            await connect(*address, role=LinkRole.NODE, key=NODE, run_id="run-1", timeout=3600)
+            await connect(*address, role=LinkRole.AGENT, key=NODE, run_id="run-1", timeout=3600)
 
 
 async def test_links_use_kernel_keep_alive(peer: Peer) -> None:
     keep_alive = KeepAlive(interval=2, max_attempts=4)
-    peer.server.serve_link = LinkGate(WELCOME, {LinkRole.NODE: NODE}, peer.serve, keep_alive).accept
-    link = await connect("127.0.0.1", peer.port, role=LinkRole.NODE, key=NODE, run_id="run-1", keep_alive=keep_alive)
+    peer.server.serve_link = LinkGate(WELCOME, {LinkRole.AGENT: NODE}, peer.serve, keep_alive).accept
+    link = await connect("127.0.0.1", peer.port, role=LinkRole.AGENT, key=NODE, run_id="run-1", keep_alive=keep_alive)
     for side in (link, await peer.links.get()):
         sock = side._frames.transport.get_extra_info("socket")
         tcp = [
@@ -369,7 +369,7 @@ async def test_a_proof_cannot_be_replayed(peer: Peer) -> None:
 
     proxy = await asyncio.start_server(proxied, "127.0.0.1")
     port = proxy.sockets[0].getsockname()[1]
-    link = await connect("127.0.0.1", port, role=LinkRole.NODE, key=NODE, run_id="run-1")
+    link = await connect("127.0.0.1", port, role=LinkRole.AGENT, key=NODE, run_id="run-1")
     link.close()
     await peer.ends.get()
     proxy.close()
@@ -467,7 +467,7 @@ async def test_frames_that_an_attacker_on_the_path_touches_end_the_link(
 ) -> None:
     path = PathProxy(peer.port, ATTACKS[attack](), to_server=to_server)
     proxy = await asyncio.start_server(path.serve, "127.0.0.1")
-    link = await connect("127.0.0.1", proxy.sockets[0].getsockname()[1], role=LinkRole.NODE, key=NODE, run_id="run-1")
+    link = await connect("127.0.0.1", proxy.sockets[0].getsockname()[1], role=LinkRole.AGENT, key=NODE, run_id="run-1")
     genuine = [Standby("Leaving")] * 4
     for _ in genuine:
         link.send(Leaving("x"))
@@ -488,7 +488,7 @@ async def test_frames_that_an_attacker_on_the_path_touches_end_the_link(
 
 
 async def test_a_frame_of_one_direction_is_forged_in_the_other(peer: Peer) -> None:
-    link = await connect("127.0.0.1", peer.port, role=LinkRole.NODE, key=NODE, run_id="run-1")
+    link = await connect("127.0.0.1", peer.port, role=LinkRole.AGENT, key=NODE, run_id="run-1")
     link._frames._send_mac = link._frames._receive_mac
     link.send(Ready())
     assert "its tag is wrong" in await asyncio.wait_for(peer.ends.get(), 5)
@@ -496,7 +496,7 @@ async def test_a_frame_of_one_direction_is_forged_in_the_other(peer: Peer) -> No
 
 
 async def test_links_have_different_frame_keys(peer: Peer) -> None:
-    links = [await connect("127.0.0.1", peer.port, role=LinkRole.NODE, key=NODE, run_id="run-1") for _ in range(2)]
+    links = [await connect("127.0.0.1", peer.port, role=LinkRole.AGENT, key=NODE, run_id="run-1") for _ in range(2)]
     macs = [mac for link in links for mac in (link._frames._send_mac, link._frames._receive_mac)]
     assert len({mac.digest() for mac in macs if mac is not None}) == 4
     for link in links:
@@ -514,7 +514,7 @@ async def test_without_blake2b_hmac_protects_the_frames(peer: Peer, monkeypatch:
         patch.setattr("hashlib.blake2b", refuse)
         assert not frames_module._works(frames_module._blake2b)
     monkeypatch.setattr(link_module, "MACS", MACS[1:])
-    link = await connect("127.0.0.1", peer.port, role=LinkRole.NODE, key=NODE, run_id="run-1")
+    link = await connect("127.0.0.1", peer.port, role=LinkRole.AGENT, key=NODE, run_id="run-1")
     link.send(Ready())
     link.send(Leaving("x"))
     assert [await link.receive(), await link.receive()] == [Standby("Ready"), Standby("Leaving")]
@@ -527,7 +527,7 @@ async def test_a_client_without_a_common_mac_is_refused(peer: Peer, monkeypatch:
     served = link_module._choose_mac
     monkeypatch.setattr(link_module, "_choose_mac", lambda offered: served(["other"]))
     with pytest.raises(LinkRefused, match="none of the MACs blake2b, hmac-sha256"):
-        await connect("127.0.0.1", peer.port, role=LinkRole.NODE, key=NODE, run_id="run-1")
+        await connect("127.0.0.1", peer.port, role=LinkRole.AGENT, key=NODE, run_id="run-1")
 
 
 @pytest.mark.parametrize("sent", [b"x" * 20_000, struct.pack("!I", 0) * 5000])

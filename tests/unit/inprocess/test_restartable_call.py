@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from elasticjob._runtime.contract import restart_messages
-from elasticjob._runtime.contract.names import BEFORE_ROUNDS, Env, RoundId
+from elasticjob._runtime.contract.names import PRESTART_ROUND, Env, RoundId
 from elasticjob._runtime.contract.restart_messages import (
     MAX_MESSAGE,
     CallAgain,
@@ -132,7 +132,7 @@ def test_a_rank_whose_collective_failed_reports_it_if_the_round_goes_on(agent: A
 def test_a_process_that_was_started_ahead_waits_for_its_first_round(
     agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(Env.ROUND, str(BEFORE_ROUNDS))
+    monkeypatch.setenv(Env.ROUND, str(PRESTART_ROUND))
     warmed_up: list[bool] = []
 
     def warm_up() -> bool:
@@ -143,7 +143,7 @@ def test_a_process_that_was_started_ahead_waits_for_its_first_round(
     call = restartable.RestartableCall(agent.channel)
     assert call.run(lambda: "returned") == "returned"
     call.close()
-    assert agent.join() == [Parked(BEFORE_ROUNDS), Calling(SECOND)]
+    assert agent.join() == [Parked(PRESTART_ROUND), Calling(SECOND)]
     assert warmed_up == [False], "before it says that it waits"
 
 
@@ -152,7 +152,7 @@ def test_a_group_that_the_script_has_made_before_the_function_is_left_alone(
 ) -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     group = dist.group.WORLD
-    monkeypatch.setenv(Env.ROUND, str(BEFORE_ROUNDS))
+    monkeypatch.setenv(Env.ROUND, str(PRESTART_ROUND))
     call = restartable.RestartableCall(agent.channel)
     try:
         assert call.run(lambda: dist.group.WORLD) is group
@@ -164,7 +164,7 @@ def test_a_group_that_the_script_has_made_before_the_function_is_left_alone(
 def test_a_process_that_was_started_ahead_does_not_call_its_function_without_an_agent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv(Env.ROUND, str(BEFORE_ROUNDS))
+    monkeypatch.setenv(Env.ROUND, str(PRESTART_ROUND))
     with pytest.raises(Stopped):
         restartable.restartable(lambda: pytest.fail("called before its round"))()
 

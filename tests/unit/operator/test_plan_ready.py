@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from elasticjob._runtime.contract.messages import NodeReport, Report, RoundPhase
+from elasticjob._runtime.contract.messages import AgentReport, Report, RoundPhase
 from elasticjob_operator.model.observed import LinkView
 from support.operator.build import gathering, link, report, run, status_of, steady, worker
 
@@ -21,7 +21,7 @@ def test_two_connected_pods_of_one_index_are_one_ready_node(last_report: Report)
 
 
 def test_a_node_that_is_not_ready_yet_does_not_count_beside_one_of_its_index_that_is() -> None:
-    nodes = tuple(NodeReport(p.index, p.incarnation, p.name, p is not NEW, False) for p in PODS)
+    nodes = tuple(AgentReport(p.index, p.incarnation, p.name, p is not NEW, False) for p in PODS)
     p = run(steady(workers=PODS, last_report=replace(gathering(*PODS), nodes=nodes), incarnations="1,0"))
     assert status_of(p)["ready"] == 2
     only_new = tuple(node for node in nodes if node.pod != REPLACED.name)

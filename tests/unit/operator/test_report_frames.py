@@ -12,11 +12,11 @@ import pytest
 
 from elasticjob._runtime.contract.codec import MessageError
 from elasticjob._runtime.contract.messages import (
+    AgentReport,
     EndReason,
     Failure,
     FailureClass,
     Message,
-    NodeReport,
     Report,
     RoundEnded,
     decode,
@@ -51,7 +51,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 def of_nodes(count: int) -> Report:
     """Return the report of a store with so many nodes."""
-    nodes = tuple(NodeReport(i, 0, f"bert-{i}-0", ready=True, member=False) for i in range(count))
+    nodes = tuple(AgentReport(i, 0, f"bert-{i}-0", ready=True, member=False) for i in range(count))
     return replace(gathering(), nodes=nodes)
 
 

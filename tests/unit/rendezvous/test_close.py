@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from elasticjob._runtime.contract.messages import (
+    AgentToCoordinator,
     Close,
     Closed,
     EndReason,
     Finish,
     MemberState,
-    NodeToCoordinator,
     Outcome,
     QueryClosed,
     RoundPhase,
@@ -36,7 +36,7 @@ def closed_job(*finished: int, nodes: int = 3) -> Job:
     return job
 
 
-def ask(job: Job, message: NodeToCoordinator) -> None:
+def ask(job: Job, message: AgentToCoordinator) -> None:
     job.decide(AgentMessage(VISITOR, message))
 
 
@@ -153,7 +153,7 @@ def test_a_visitor_cannot_close_a_job_that_has_an_operator() -> None:
 
 
 @pytest.mark.parametrize("message", [QueryClosed(), Close("over")])
-def test_a_visitor_fills_no_place(message: NodeToCoordinator) -> None:
+def test_a_visitor_fills_no_place(message: AgentToCoordinator) -> None:
     """Four agents are one short of the target without it: no round may start."""
     job = Job()
     job.announce(0, 1, 2)

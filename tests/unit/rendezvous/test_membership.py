@@ -17,7 +17,7 @@ from elasticjob._runtime.contract.messages import (
     Standby,
     StartRound,
 )
-from elasticjob._runtime.contract.names import BEFORE_ROUNDS
+from elasticjob._runtime.contract.names import PRESTART_ROUND
 from elasticjob._runtime.rendezvous.state import AgentDisconnected, AgentMessage
 from support.rendezvous.rounds import SETTINGS, Job, agent_id, announcement, pods
 
@@ -251,7 +251,7 @@ def test_a_node_outside_learns_its_ranks_once_the_function_can_be_called_again()
     sent = len(job.sent["0.0"])
     job.send(0, Ready(restartable=True))
     expected = job.start_of(1)
-    expected = replace(expected, round=BEFORE_ROUNDS, group_rank=2, group_world_size=3, rank=2, world_size=3)
+    expected = replace(expected, round=PRESTART_ROUND, group_rank=2, group_world_size=3, rank=2, world_size=3)
     expected = replace(expected, role_rank=2, role_world_size=3, master_addr="", master_port=0)
     assert provisional(job, 3) == expected
     assert len(job.sent["0.0"]) == sent, "members get no such message"

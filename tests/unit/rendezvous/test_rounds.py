@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from elasticjob._runtime.contract.messages import (
+    AgentToCoordinator,
     EndReason,
     EndRound,
     Failure,
@@ -17,7 +18,6 @@ from elasticjob._runtime.contract.messages import (
     LastMembership,
     Leaving,
     MemberState,
-    NodeToCoordinator,
     Outcome,
     PodState,
     Ready,
@@ -289,7 +289,7 @@ def test_the_rules_run_a_few_times_for_any_number_of_events(monkeypatch: pytest.
     size = 300
     job = Job(RoundSettings(min_nodes=size, max_nodes=size, target=size))
 
-    def together(*messages: Callable[[int], NodeToCoordinator]) -> bool:
+    def together(*messages: Callable[[int], AgentToCoordinator]) -> bool:
         """Decide on the messages of all agents; return whether the rules ran only a few times."""
         events = [AgentMessage(agent_id(index), message(index)) for index in range(size) for message in messages]
         runs.clear()

@@ -10,11 +10,11 @@ from dataclasses import replace
 import pytest
 
 from elasticjob._runtime.contract.messages import (
+    AgentToCoordinator,
     Failure,
     FailureClass,
     Finish,
     MemberState,
-    NodeToCoordinator,
     Outcome,
     PlanEnd,
     PodState,
@@ -179,7 +179,7 @@ def test_a_failure_is_charged_though_all_nodes_report_its_end_at_once(kind: Fail
     job.operator_view(*pods(0, 1), target=2)
     failed = membership_of(before.start_of(0), MemberState.FAILED)
     stopped = membership_of(before.start_of(1), MemberState.STOPPED)
-    greetings: list[tuple[int, tuple[NodeToCoordinator, ...]]] = [
+    greetings: list[tuple[int, tuple[AgentToCoordinator, ...]]] = [
         (0, (announcement(0, failed), WorkersFailed(round_id, failure), WorkersStopped(round_id, 6000))),
         (1, (announcement(1, stopped), WorkersStopped(round_id, 6001))),
     ]

@@ -52,15 +52,15 @@ from elasticjob._runtime.agent.state_machine.events import AgentEvent
 from elasticjob._runtime.agent.state_machine.state import AgentState
 from elasticjob._runtime.agent.workers.worker_group import WorkerGroup
 from elasticjob._runtime.contract.messages import (
+    AgentToCoordinator,
     BreakRound,
     NodeResultsEnded,
-    NodeToCoordinator,
     StateReceived,
     WorkersStopped,
 )
 from elasticjob._runtime.contract.names import Backend, Env, ExitCode, RoundId, TrainerIntegration
+from elasticjob._runtime.control_link.coordinator_client import CoordinatorClient, NoCoordinatorError
 from elasticjob._runtime.control_link.link import ControlLink, LinkRole, connect
-from elasticjob._runtime.control_link.node_client import CoordinatorClient, NoCoordinatorError
 from elasticjob._runtime.store.open_files import raise_open_file_limit
 from elasticjob._runtime.system.code_root import CODE_ROOT
 from elasticjob._runtime.system.keep_alive import KeepAlive
@@ -248,7 +248,7 @@ class Agent:
     async def _dial(self, host: str, port: int) -> ControlLink:
         config = self._config
         return await connect(
-            host, port, role=LinkRole.NODE, key=config.key, run_id=config.run_id,
+            host, port, role=LinkRole.AGENT, key=config.key, run_id=config.run_id,
             keep_alive=self._keep_alive,
         )  # fmt: skip
 
@@ -301,7 +301,7 @@ class Agent:
             case _:
                 self._executor.execute(effect)
 
-    def _send(self, message: NodeToCoordinator) -> None:
+    def _send(self, message: AgentToCoordinator) -> None:
         match message:
             case WorkersStopped():
                 self._node.send(replace(message, ended_ranks=self._workers.ended_ranks(message.round)))

@@ -125,7 +125,7 @@ class Env:
     RESTART_SOCKET = "ELASTICJOB_RESTART_SOCKET"
     """Path of the Unix socket of `contract.restart_messages`; unset if workers run in a torchrun of their own."""
     ROUND = "ELASTICJOB_ROUND"
-    """Round that the worker was started for; `BEFORE_ROUNDS` if it was prestarted."""
+    """Round that the worker was started for; `PRESTART_ROUND` if it was prestarted."""
     STACK_DUMP_FILE = "ELASTICJOB_STACK_DUMP_FILE"
     """File to which a worker dumps the stacks of its threads on STACK_DUMP_SIGNAL, if it may be asked to."""
     WORLD = "ELASTICJOB_WORLD"
@@ -217,8 +217,8 @@ class RoundId(NamedTuple):
         return f"{self.attempt}.{self.store_incarnation}.{self.number}"
 
     @property
-    def is_ahead(self) -> bool:
-        """Whether it stands for the round of a prestarted worker; see BEFORE_ROUNDS."""
+    def is_prestarted(self) -> bool:
+        """Whether it stands for the round of a prestarted worker; see PRESTART_ROUND."""
         return self.attempt == 0
 
     @classmethod
@@ -231,6 +231,6 @@ class RoundId(NamedTuple):
         return cls(attempt, store, n)
 
 
-BEFORE_ROUNDS = RoundId(0, 0, 0)
+PRESTART_ROUND = RoundId(0, 0, 0)
 """Stands for the round in the environment of a prestarted worker: one that is started before its first round. A spare
 process has `0.0.n`."""

@@ -78,11 +78,11 @@ UNNAMED_PROTOCOL = 2
 class LinkRole(str, Enum):
     """Role of the client. Each role has its own key."""
 
-    NODE = "node"
+    AGENT = "node"
     OPERATOR = "operator"
 
 
-FRAME_LIMIT = {LinkRole.NODE: 1024 * 1024, LinkRole.OPERATOR: 8 * 1024 * 1024}
+FRAME_LIMIT = {LinkRole.AGENT: 1024 * 1024, LinkRole.OPERATOR: 8 * 1024 * 1024}
 """Bytes in one frame, with its tag. Views of the operator and reports to it list every agent."""
 
 
@@ -150,7 +150,7 @@ class LinkGate:
             log.exception("a handshake has failed")
             peer.record_drop("refused-link", f"{type(error).__name__}: {error}")
         else:
-            peer.authenticated(is_agent=link.role is LinkRole.NODE)
+            peer.authenticated(is_agent=link.role is LinkRole.AGENT)
             await _serve(self, link, frames, peer)
         finally:
             peer.transport.close()

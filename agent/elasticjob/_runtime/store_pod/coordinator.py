@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from elasticjob._runtime.contract.messages import (
     Announce,
     Close,
-    CoordinatorToNode,
+    CoordinatorToAgent,
     Leaving,
     Message,
     NewerStore,
@@ -92,7 +92,7 @@ class Coordinator:
     """Whether `_run` is scheduled."""
     _settled: Settled | None = None
     """What is known of the state after the last decision, for the next one."""
-    _unsent: deque[tuple[ControlLink, CoordinatorToNode | StoreToAgent]] = field(default_factory=deque)
+    _unsent: deque[tuple[ControlLink, CoordinatorToAgent | StoreToAgent]] = field(default_factory=deque)
     """Messages that wait until others have been sent."""
     _timer: asyncio.TimerHandle | None = None
     """Runs until the next deadline of the rules."""

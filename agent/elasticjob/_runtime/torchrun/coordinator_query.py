@@ -7,8 +7,8 @@ import time
 from collections.abc import Awaitable, Callable
 
 from elasticjob._runtime.contract.messages import Close, Closed, QueryClosed, Standby
+from elasticjob._runtime.control_link.coordinator_client import FIRST_BACKOFF, MAX_BACKOFF, NoCoordinatorError
 from elasticjob._runtime.control_link.link import ControlLink, LinkError
-from elasticjob._runtime.control_link.node_client import FIRST_BACKOFF, MAX_BACKOFF, NoCoordinatorError
 from elasticjob._runtime.system.daemon_threads import DaemonExecutor, run_without_joining
 
 Dial = Callable[[], Awaitable[ControlLink]]

@@ -35,5 +35,5 @@ class StoreEndpoint:
 
     async def dial(self, run_id: str, keep_alive: KeepAlive) -> ControlLink:
         return await connect(
-            self.host, self.port, role=LinkRole.NODE, key=self.key, run_id=run_id, keep_alive=keep_alive
+            self.host, self.port, role=LinkRole.AGENT, key=self.key, run_id=run_id, keep_alive=keep_alive
         )

@@ -42,8 +42,8 @@ from elasticjob._runtime.contract.messages import (
     Termination,
 )
 from elasticjob._runtime.contract.names import Env
+from elasticjob._runtime.control_link.coordinator_client import NoCoordinatorError
 from elasticjob._runtime.control_link.link import ControlLink
-from elasticjob._runtime.control_link.node_client import NoCoordinatorError
 from elasticjob._runtime.system.keep_alive import KeepAlive
 from elasticjob._runtime.torchrun import BACKEND
 from elasticjob._runtime.torchrun.coordinator_query import NoAnswerError, ask_coordinator

@@ -28,22 +28,22 @@ from elasticjob._runtime.agent.state_machine.effects import (
 from elasticjob._runtime.agent.state_machine.events import AgentEvent
 from elasticjob._runtime.agent.state_machine.state import AgentPhase, AgentState
 from elasticjob._runtime.contract.messages import (
+    AgentToCoordinator,
     Announce,
     Close,
     Closed,
-    CoordinatorToNode,
+    CoordinatorToAgent,
     EndRound,
     Failure,
     FailureClass,
-    NodeToCoordinator,
     Outcome,
     PlanEnd,
     Standby,
     StartRound,
     Termination,
 )
+from elasticjob._runtime.control_link.coordinator_client import CoordinatorClient, NoCoordinatorError
 from elasticjob._runtime.control_link.link import ControlLink, LinkError
-from elasticjob._runtime.control_link.node_client import CoordinatorClient, NoCoordinatorError
 from elasticjob._runtime.system.daemon_threads import DaemonExecutor
 from elasticjob._runtime.system.loop_errors import call_on_error
 
@@ -189,11 +189,11 @@ class CoordinatorSession:
             self.down_since = None
         return link
 
-    def _greeting(self) -> list[NodeToCoordinator]:
+    def _greeting(self) -> list[AgentToCoordinator]:
         closing = self._closing or self.closed
         return [*machine.greeting(self._state), *([Close(closing)] if closing else [])]
 
-    def _receive(self, message: CoordinatorToNode) -> None:
+    def _receive(self, message: CoordinatorToAgent) -> None:
         with self.changed:
             self.messages_received += 1
             if isinstance(message, Closed):

@@ -166,7 +166,7 @@ class RestartableCall:
 
         If no further round comes for this process, the exception of the last call is raised, or `Stopped`.
         """
-        if self._round.is_ahead:
+        if self._round.is_prestarted:
             self._warm_up()
             self._await_round(_Ended())
         while True:

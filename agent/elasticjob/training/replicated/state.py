@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, SupportsFloat, SupportsIndex
 
-from elasticjob._runtime.contract.names import BEFORE_ROUNDS, Env
+from elasticjob._runtime.contract.names import PRESTART_ROUND, Env
 from elasticjob._runtime.contract.snapshot_format import state_file
 from elasticjob._runtime.contract.snapshot_format.commit_sequence import CommitSequence
 from elasticjob._runtime.contract.snapshot_format.state_block import ABSENT, NO_STEP, BlockHeader
@@ -125,7 +125,7 @@ class State:
         self._live.before_change = self._background.wait
         self._writer = CopyWriter(self._copies, self._background)
         self._created_in_round = os.environ.get(Env.ROUND)
-        self._created_in_spare = progress_channel.is_prestarted() and self._created_in_round != str(BEFORE_ROUNDS)
+        self._created_in_spare = progress_channel.is_prestarted() and self._created_in_round != str(PRESTART_ROUND)
         """These objects were created in a spare process and may be stale."""
         self._survives_rounds = not progress_channel.process_survives_round()
         """We have seen these objects survive a round, so a planned end need not copy them."""

@@ -14,7 +14,7 @@ from elasticjob._runtime.agent.monitoring.progress.worker_progress import Progre
 from elasticjob._runtime.agent.state_machine import events
 from elasticjob._runtime.agent.state_machine.events import AgentEvent
 from elasticjob._runtime.agent.state_machine.state import AgentState
-from elasticjob._runtime.contract.messages import NodeToCoordinator, StartRound, StepTimes, TrainingProgress
+from elasticjob._runtime.contract.messages import AgentToCoordinator, StartRound, StepTimes, TrainingProgress
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class RoundMonitors:
         step_time_window: float,
         state: Callable[[], AgentState],
         dispatch: Callable[[AgentEvent], None],
-        send: Callable[[NodeToCoordinator], None],
+        send: Callable[[AgentToCoordinator], None],
     ) -> None:
         """`training` returns what the script reports of its training. `processes`: that this agent starts in a round.
 

@@ -74,7 +74,7 @@ from elasticjob._runtime.agent.state_machine.worker_ends import cut_off, progres
 from elasticjob._runtime.contract.messages import (
     BreakRound,
     Closed,
-    CoordinatorToNode,
+    CoordinatorToAgent,
     EndRound,
     Finish,
     MachineEnd,
@@ -134,7 +134,7 @@ def decide(state: AgentState, event: AgentEvent) -> AgentDecision:
             return assert_never(never)
 
 
-def _coordinator_message(state: AgentState, message: CoordinatorToNode) -> AgentDecision:
+def _coordinator_message(state: AgentState, message: CoordinatorToAgent) -> AgentDecision:
     if isinstance(message, (PlanEnd, EndRound, Finish)):
         state = replace(state, end_announced=True)
     match message:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from elasticjob._runtime.contract.messages import NodeToCoordinator, StartRound, Termination
+from elasticjob._runtime.contract.messages import AgentToCoordinator, StartRound, Termination
 from elasticjob._runtime.contract.names import ExitCode, RoundId
 
 
@@ -13,7 +13,7 @@ from elasticjob._runtime.contract.names import ExitCode, RoundId
 class Send:
     """Send to the coordinator. Without a link the message is dropped: the next `greeting` carries the state."""
 
-    message: NodeToCoordinator
+    message: AgentToCoordinator
 
 
 @dataclass(frozen=True)

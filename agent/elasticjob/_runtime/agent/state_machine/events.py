@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from elasticjob._runtime.contract.messages import NO_NEW_PROCESSES, CoordinatorToNode, Failure, NewProcesses
+from elasticjob._runtime.contract.messages import NO_NEW_PROCESSES, CoordinatorToAgent, Failure, NewProcesses
 from elasticjob._runtime.contract.names import RoundId
 
 
@@ -13,7 +13,7 @@ from elasticjob._runtime.contract.names import RoundId
 class Received:
     """The coordinator sent a message."""
 
-    message: CoordinatorToNode
+    message: CoordinatorToAgent
 
 
 @dataclass(frozen=True)

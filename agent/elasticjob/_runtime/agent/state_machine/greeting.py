@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from elasticjob._runtime.agent.state_machine.state import AgentState, Idle, Running
 from elasticjob._runtime.contract.messages import (
+    AgentToCoordinator,
     LastMembership,
     Leaving,
     MemberState,
-    NodeToCoordinator,
     WorkersFailed,
     WorkersStalled,
     WorkersStopped,
@@ -17,7 +17,7 @@ from elasticjob._runtime.contract.messages import (
 from elasticjob._runtime.contract.names import RoundId
 
 
-def greeting(state: AgentState) -> tuple[NodeToCoordinator, ...]:
+def greeting(state: AgentState) -> tuple[AgentToCoordinator, ...]:
     """Return the first messages of a node on a new link: its announcement, then all that an old link may have lost."""
     round_, is_idle = state.last_round, isinstance(state.activity, Idle)
     membership = None
@@ -30,7 +30,7 @@ def greeting(state: AgentState) -> tuple[NodeToCoordinator, ...]:
         start = replace(round_.start, member_addresses=())
         membership = LastMembership(start, member, bool(state.stopping and state.stopping.results_ended))
     announcement = replace(state.announcement, new_processes=state.new_processes)
-    messages: list[NodeToCoordinator] = [replace(announcement, ready=state.ready, membership=membership)]
+    messages: list[AgentToCoordinator] = [replace(announcement, ready=state.ready, membership=membership)]
     if round_ is not None and round_.failure is not None:
         messages.append(WorkersFailed(round_.id, round_.failure))
     if round_ is not None and round_.stall is not None and isinstance(state.activity, Running):

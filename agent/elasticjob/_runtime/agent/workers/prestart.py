@@ -15,7 +15,7 @@ from elasticjob._runtime.agent.workers.worker import Worker
 from elasticjob._runtime.agent.workers.worker_files import WorkerFiles
 from elasticjob._runtime.agent.workers.worker_process import ProcessEvent, ProcessState
 from elasticjob._runtime.contract.messages import StartRound
-from elasticjob._runtime.contract.names import BEFORE_ROUNDS, RoundId
+from elasticjob._runtime.contract.names import PRESTART_ROUND, RoundId
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class PrestartLauncher:
     def with_own_files(self, start: StartRound) -> StartRound:
         """Return an assignment with folders and log files of its own: those of a real round may be in use."""
         self._launches += 1
-        return replace(start, round=RoundId(*BEFORE_ROUNDS[:2], self._launches))
+        return replace(start, round=RoundId(*PRESTART_ROUND[:2], self._launches))
 
     async def launch(
         self, provisional: StartRound, local_ranks: Collection[int], state: ProcessState

@@ -156,7 +156,7 @@ class RoundStarter:
             rank = start.rank + before.local_rank
             worker = replace(
                 before, round=start.round, rank=rank, error_file=error_file, tails=tails,
-                was_prestarted=before.was_prestarted or before.round.is_ahead,
+                was_prestarted=before.was_prestarted or before.round.is_prestarted,
             )  # fmt: skip
             for pipe, tail in zip(before.pipes, tails, strict=True):
                 pipe.begin_round(self._files.line_prefix(before.local_rank, rank), tail)
@@ -187,7 +187,7 @@ class RoundStarter:
         prestarted = {
             pid: worker
             for pid, worker in self._table.workers(KEPT).items()
-            if worker.round.is_ahead or worker.was_prestarted
+            if worker.round.is_prestarted or worker.was_prestarted
         }
         for pid, worker in (prestarted | self._table.workers(SPARES)).items():
             text = "no node has a training state, and process %d of local rank %d may have read an old one: it ends"

@@ -244,9 +244,9 @@ class WorkerGroup:
         if process.state in SPARES:
             self._spare_ended(worker, code)
         elif process.state in KEPT:
-            if worker.round.is_ahead:
-                self._times.start_times.ended_ahead()
-            log.info(_ENDED_AHEAD if worker.round.is_ahead else _ENDED_PARKED, worker.rank)
+            if worker.round.is_prestarted:
+                self._times.start_times.prestart_ended()
+            log.info(_ENDED_AHEAD if worker.round.is_prestarted else _ENDED_PARKED, worker.rank)
             worker.close()
         elif process.state is EXITING:
             seconds = time.monotonic() - process.exiting_since
@@ -319,8 +319,8 @@ class WorkerGroup:
             self._announce_ends()
             return
         self._changes.notify()  # `prestart` waits for it
-        if isinstance(message, Parked) and message.round.is_ahead:
-            self._times.start_times.reached_function_ahead()
+        if isinstance(message, Parked) and message.round.is_prestarted:
+            self._times.start_times.prestart_reached_function()
         if isinstance(message, Parked) and process is not None and process.state in SPARES:
             self._spares.at_function(pid, process.worker)
 

@@ -271,7 +271,7 @@ class NewerStore:
     """Highest incarnation of a store to which the agent has connected."""
 
 
-NodeToCoordinator: TypeAlias = (
+AgentToCoordinator: TypeAlias = (
     Announce
     | Ready
     | WorkersStarted

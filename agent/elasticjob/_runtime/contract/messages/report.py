@@ -117,7 +117,7 @@ class StateTransfer:
 
 
 @dataclass(frozen=True)
-class NodeReport:
+class AgentReport:
     """One connected agent."""
 
     index: int
@@ -146,7 +146,7 @@ class Report:
     """Workers in the round; 0 without a round."""
     formed_at: float
     """When all workers of the round had started; Unix seconds, 0 before."""
-    nodes: tuple[NodeReport, ...] = ()
+    nodes: tuple[AgentReport, ...] = ()
     ended_rounds: tuple[RoundEnded, ...] = ()
     outcome: Outcome | None = None
     """SUCCEEDED or FAILED once the job has ended; None before."""

@@ -54,7 +54,7 @@ class Standby:
     """The round is full without this agent (torch's redundancy list)."""
     provisional: StartRound | None = None
     """For a script whose function can be called again: the ranks that the workers of this agent would have if it joined
-    the present round as its last agent, with `BEFORE_ROUNDS` and no address of a store. With these the agent may
+    the present round as its last agent, with `PRESTART_ROUND` and no address of a store. With these the agent may
     prestart the processes that it lacks: they run the script up to its function. `Ready` follows."""
 
 
@@ -144,7 +144,7 @@ class StoreActive:
     """This store, which was passive when the agent connected, is the job's store from now on."""
 
 
-CoordinatorToNode: TypeAlias = StartRound | Standby | PlanEnd | EndRound | BreakRound | Closed | Finish | MachineEnd
+CoordinatorToAgent: TypeAlias = StartRound | Standby | PlanEnd | EndRound | BreakRound | Closed | Finish | MachineEnd
 
 
 StoreToAgent: TypeAlias = StandbyStore | StoreActive

@@ -17,14 +17,14 @@ from typing import Any, TypeAlias, get_args
 from elasticjob._runtime.contract import codec
 from elasticjob._runtime.contract.messages.between_members import CutOffNotice, MemberLink
 from elasticjob._runtime.contract.messages.from_agents import (
+    AgentToCoordinator,
     NodeResultsEnded,
-    NodeToCoordinator,
     StateReceived,
     TrainingProgress,
 )
 from elasticjob._runtime.contract.messages.operator_view import OperatorView
 from elasticjob._runtime.contract.messages.report import Report
-from elasticjob._runtime.contract.messages.to_agents import BreakRound, CoordinatorToNode, MachineEnd, StoreToAgent
+from elasticjob._runtime.contract.messages.to_agents import BreakRound, CoordinatorToAgent, MachineEnd, StoreToAgent
 
 PROTOCOL = 4
 """Version of the messages. The two sides of a control link use the lower of their versions. A new type of message or a
@@ -37,7 +37,7 @@ a type of message, or a value, that it does not know."""
 
 
 Message: TypeAlias = (
-    NodeToCoordinator | CoordinatorToNode | StoreToAgent | MemberLink | CutOffNotice | OperatorView | Report
+    AgentToCoordinator | CoordinatorToAgent | StoreToAgent | MemberLink | CutOffNotice | OperatorView | Report
 )
 
 

@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from elasticjob._runtime.contract.messages import NodeReport, RoundPhase, Straggler
+from elasticjob._runtime.contract.messages import AgentReport, RoundPhase, Straggler
 from elasticjob._runtime.contract.text import printable, with_noun
 from elasticjob._runtime.local.terminal.screen import RunView
 
@@ -94,7 +94,7 @@ def _title(view: RunView) -> Text:
     return text
 
 
-def _state(node: NodeReport | None, straggler: Straggler | None, *, runs: bool) -> Text:
+def _state(node: AgentReport | None, straggler: Straggler | None, *, runs: bool) -> Text:
     """Return the state of a node. `runs`: all workers of the round have started."""
     if node is None:
         return Text("starting", style="yellow")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from elasticjob._runtime.contract.messages import (
+    AgentToCoordinator,
     Announce,
     Close,
     Leaving,
     MemberState,
     NewerStore,
     NodeResultsEnded,
-    NodeToCoordinator,
     QueryClosed,
     Ready,
     StateReceived,
@@ -44,7 +44,7 @@ def with_ended_results(state: CoordinatorState, agent: KnownAgent, round_id: Rou
 
 
 def apply_agent_message(
-    state: CoordinatorState, agent: KnownAgent, message: NodeToCoordinator, now: float
+    state: CoordinatorState, agent: KnownAgent, message: AgentToCoordinator, now: float
 ) -> CoordinatorState:
     if isinstance(message, Ready):
         agent = replace(

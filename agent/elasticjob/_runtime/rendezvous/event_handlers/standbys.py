@@ -9,7 +9,7 @@ from elasticjob._runtime.contract.messages import (
     Standby,
     StartRound,
 )
-from elasticjob._runtime.contract.names import BEFORE_ROUNDS
+from elasticjob._runtime.contract.names import PRESTART_ROUND
 from elasticjob._runtime.rendezvous.decision import RoundDecision
 from elasticjob._runtime.rendezvous.state import (
     CoordinatorState,
@@ -73,7 +73,7 @@ def _provisional_start(state: CoordinatorState, round_: Round, agent: KnownAgent
     role_size = sum(member.local_world_size for member in members if member.role == agent.role)
     return replace(
         other,
-        round=BEFORE_ROUNDS,
+        round=PRESTART_ROUND,
         group_rank=other.group_world_size,
         group_world_size=other.group_world_size + 1,
         rank=other.world_size,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from elasticjob._runtime.contract.messages import (
+    AgentReport,
     LostTime,
-    NodeReport,
     PodState,
     RecoverySeconds,
     Report,
@@ -112,9 +112,9 @@ def _reason(state: CoordinatorState) -> str:
     return f"{members} {'imports' if len(state.round.members) == 1 else 'import'} the modules of spec.preload"
 
 
-def _agent_report(state: CoordinatorState, agent: KnownAgent) -> NodeReport:
+def _agent_report(state: CoordinatorState, agent: KnownAgent) -> AgentReport:
     is_member = state.round is not None and agent.agent_id in state.round.members
-    return NodeReport(agent.index, agent.incarnation, agent.pod, agent.ready, is_member)
+    return AgentReport(agent.index, agent.incarnation, agent.pod, agent.ready, is_member)
 
 
 def _is_lost(agent: KnownAgent, now: float) -> bool:

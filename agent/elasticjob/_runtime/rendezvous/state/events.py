@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from elasticjob._runtime.contract.messages import (
-    CoordinatorToNode,
-    NodeToCoordinator,
+    AgentToCoordinator,
+    CoordinatorToAgent,
     OperatorView,
     StoreToAgent,
 )
@@ -18,7 +18,7 @@ class AgentMessage:
     """An agent sent a message. The first one of a connection is its `Announce`."""
 
     agent_id: str
-    message: NodeToCoordinator
+    message: AgentToCoordinator
 
 
 @dataclass(frozen=True)
@@ -55,4 +55,4 @@ class SendToAgent:
     """Send a message to an agent. If its link is down, the answer to its next `Announce` makes up for the message."""
 
     agent_id: str
-    message: CoordinatorToNode | StoreToAgent
+    message: CoordinatorToAgent | StoreToAgent

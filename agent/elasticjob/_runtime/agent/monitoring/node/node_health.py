@@ -174,15 +174,15 @@ class KernelLog:
 class NodeHealth:
     """The checks of one node. They run in a thread, because a disk or a driver that hangs must not block the agent."""
 
-    def __init__(self, directory: str, gpus: int, env: Mapping[str, str], non_workers: set[int]) -> None:
+    def __init__(self, directory: str, gpus: int, env: Mapping[str, str], helper_pids: set[int]) -> None:
         """`directory`: where the disk is checked. `gpus`: the number that the container requests.
 
-        `non_workers`: holds the process ids of the programs of checks while they run.
+        `helper_pids`: holds the process ids of the programs of checks while they run.
         """
         self._directory = directory
         self._gpus = Gpus(gpus)
         self._env = env
-        self._non_workers = non_workers
+        self._helper_pids = helper_pids
         self._log = KernelLog() if gpus else None
         self._computed = not gpus
         """Whether the compute check has run. It runs once: later the workers may use all GPU memory."""
@@ -254,9 +254,9 @@ class NodeHealth:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        self._non_workers.add(process.pid)
+        self._helper_pids.add(process.pid)
         process.returncode = 0  # the agent reaps all children; Popen must not
         with process.stdout as pipe:  # type: ignore[union-attr]  # stdout=PIPE
             output = pipe.read()
-        self._non_workers.discard(process.pid)
+        self._helper_pids.discard(process.pid)
         return output.decode(errors="replace")

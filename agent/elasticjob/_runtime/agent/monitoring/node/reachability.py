@@ -83,7 +83,7 @@ class ReachabilityMonitor:
 
     def gate(self) -> LinkGate:
         """Return the gate through which a process-group store of this node accepts links of other nodes."""
-        return LinkGate(Welcome(self._run_id, 0, 0), {LinkRole.NODE: self._key}, self._serve, self._keep_alive)
+        return LinkGate(Welcome(self._run_id, 0, 0), {LinkRole.AGENT: self._key}, self._serve, self._keep_alive)
 
     def coordinator_link_changed(self, link: ControlLink | None) -> None:
         """Handle a new link to the coordinator, or the loss of the link (None)."""
@@ -129,7 +129,7 @@ class ReachabilityMonitor:
         while True:
             with contextlib.suppress(OSError, LinkError):
                 link = await connect(
-                    start.master_addr, start.master_port, role=LinkRole.NODE, key=self._key, run_id=self._run_id,
+                    start.master_addr, start.master_port, role=LinkRole.AGENT, key=self._key, run_id=self._run_id,
                     keep_alive=self._keep_alive,
                 )  # fmt: skip
                 try:

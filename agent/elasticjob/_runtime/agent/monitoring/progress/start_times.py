@@ -65,11 +65,11 @@ class StartTimes:
         self.synced = bool(formed)
         self._called_at = {}
 
-    def reached_function_ahead(self) -> None:
+    def prestart_reached_function(self) -> None:
         """Record that a prestarted process waits at its function."""
         self._reaches_function_ahead = True
 
-    def ended_ahead(self) -> None:
+    def prestart_ended(self) -> None:
         """Record that a prestarted process has ended.
 
         If no such process has reached its function so far, the script may need a round before it gets there.

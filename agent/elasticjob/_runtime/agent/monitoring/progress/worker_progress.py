@@ -289,7 +289,7 @@ class WorkerProgress:
             local_rank, round_id = int(hello["local_rank"]), RoundId.parse(hello["round"])
             if not 0 <= local_rank < self._workers:
                 raise ValueError(f"there is no local rank {str(local_rank)[:20]}")
-            if round_id.is_ahead:
+            if round_id.is_prestarted:
                 self._serve_prestarted(peer, local_rank)
                 return
             if round_id != self._round:

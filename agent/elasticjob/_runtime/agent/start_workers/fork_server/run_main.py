@@ -187,7 +187,7 @@ def _dump_stacks_ahead() -> None:
     """Let the agent ask what a script waits for that runs ahead of its round, and does not get to its function."""
     round_id = os.environ.get(Env.ROUND, "")
     with contextlib.suppress(ImportError, ValueError):  # the user's code may have its own `elasticjob`
-        if RoundId.parse(round_id).is_ahead:
+        if RoundId.parse(round_id).is_prestarted:
             from elasticjob.training.progress_channel import enable_stack_dumps
 
             enable_stack_dumps()

@@ -11,7 +11,7 @@ import pytest
 
 from elasticjob._runtime.contract.messages import (
     Announce,
-    CoordinatorToNode,
+    CoordinatorToAgent,
     Message,
     NewerStore,
     Ready,
@@ -21,8 +21,8 @@ from elasticjob._runtime.contract.messages import (
     StandbyStore,
     StoreActive,
 )
+from elasticjob._runtime.control_link.coordinator_client import CoordinatorClient, NoCoordinatorError
 from elasticjob._runtime.control_link.link import ControlLink, LinkRefused, Welcome
-from elasticjob._runtime.control_link.node_client import CoordinatorClient, NoCoordinatorError
 
 ANNOUNCE = Announce(0, 0, "agent_id", "pod", "10.0.0.1", 1, 1)
 
@@ -65,7 +65,7 @@ async def run(
     dials: list[FakeLink | Exception],
     *,
     had_round: bool = True,
-    on_message: Callable[[CoordinatorToNode], None] = lambda _: None,
+    on_message: Callable[[CoordinatorToAgent], None] = lambda _: None,
 ) -> None:
     """Run an agent until the scripted connection attempts are used up."""
 
@@ -88,7 +88,7 @@ async def test_each_connection_begins_with_the_greeting_and_other_roles_messages
 ) -> None:
     report: Any = Report(0, RoundPhase.GATHERING, "", None, 0, 0, 0.0)
     links = [FakeLink(0, Standby("a")), FakeLink(0, report, Standby("b"))]
-    received: list[CoordinatorToNode] = []
+    received: list[CoordinatorToAgent] = []
     await run(list(links), on_message=received.append)
     assert [link.sent for link in links] == [[ANNOUNCE, Ready()]] * 2
     assert received == [Standby("a"), Standby("b")]
@@ -150,7 +150,7 @@ class Stores:
     def __init__(self) -> None:
         self.links: dict[str, OpenLink | None] = {"store": None, "standby": None}
         self.dialed: list[str] = []
-        self.received: list[CoordinatorToNode] = []
+        self.received: list[CoordinatorToAgent] = []
         self.changes: list[bool] = []
         self.node = CoordinatorClient(
             lambda: self.accept("store"), lambda: (ANNOUNCE,), self.received.append, had_round=lambda: True,

@@ -25,10 +25,10 @@ from dataclasses import replace
 
 from elasticjob._runtime.contract.messages import (
     NO_STANDBY_STORE,
+    AgentToCoordinator,
     Announce,
-    CoordinatorToNode,
+    CoordinatorToAgent,
     NewerStore,
-    NodeToCoordinator,
     StandbyStore,
     StoreActive,
     is_known,
@@ -72,8 +72,8 @@ class CoordinatorClient:
     def __init__(
         self,
         dial: Callable[[], Awaitable[ControlLink]],
-        greeting: Callable[[], Sequence[NodeToCoordinator]],
-        on_message: Callable[[CoordinatorToNode], None],
+        greeting: Callable[[], Sequence[AgentToCoordinator]],
+        on_message: Callable[[CoordinatorToAgent], None],
         *,
         had_round: Callable[[], bool],
         join_timeout: float,
@@ -108,13 +108,13 @@ class CoordinatorClient:
         self._logged_problem = ""
         """Why the last attempt failed, so that the log has each problem once; empty after a success."""
 
-    def send(self, message: NodeToCoordinator) -> None:
+    def send(self, message: AgentToCoordinator) -> None:
         """Send a message if there is a link. If there is none, the next greeting carries the agent's state."""
         link = self._link or self._waiting
         if link is not None:
             link.send(message)
 
-    def knows(self, message: NodeToCoordinator) -> bool:
+    def knows(self, message: AgentToCoordinator) -> bool:
         """Return whether the store knows messages of this type; true without a link, because the next one may."""
         link = self._link or self._waiting
         return link is None or is_known(message, link.protocol)
@@ -267,7 +267,7 @@ class CoordinatorClient:
                 if message.host and message.incarnation != self._standby.incarnation:
                     log.info("store %d is the standby store", message.incarnation)
                 self._standby = message
-            elif isinstance(message, CoordinatorToNode):
+            elif isinstance(message, CoordinatorToAgent):
                 self._on_message(message)
             elif not isinstance(message, StoreActive):
                 log.warning("ignored a message of type %s: it is not for an agent", type(message).__name__)
