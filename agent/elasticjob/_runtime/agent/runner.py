@@ -58,7 +58,7 @@ from elasticjob._runtime.contract.messages import (
     StateReceived,
     WorkersStopped,
 )
-from elasticjob._runtime.contract.names import Backend, Env, ExitCode, RoundId, TrainerIntegration
+from elasticjob._runtime.contract.names import Backend, ExitCode
 from elasticjob._runtime.control_link.coordinator_client import CoordinatorClient, NoCoordinatorError
 from elasticjob._runtime.control_link.link import ControlLink, LinkRole, connect
 from elasticjob._runtime.store.open_files import raise_open_file_limit
@@ -159,10 +159,9 @@ class Agent:
             log.info("%s", self._config.options_note)
         env = node_env(self._config.env, self._config.local_world_size, CODE_ROOT, self._config.backend)
         self._status_requests = StatusRequests(
-            scratch, self._rank_0_round, lambda: self._monitors.start_training_reports()
+            scratch, lambda: self._state.rank_0_round, lambda: self._monitors.start_training_reports()
         )
-        wanted = env.get(Env.TRAINER_INTEGRATION) != TrainerIntegration.NONE.value
-        if wanted and self._config.backend is Backend.ELASTICJOB:
+        if self._config.backend is Backend.ELASTICJOB:
             env |= await self._status_requests.start(env)
         self._create_workers(scratch, env)
         self._create_executor()
@@ -204,7 +203,7 @@ class Agent:
             config.torchrun_workers, child_setup(self._open_files),
         )  # fmt: skip
         self._workers = WorkerGroup(config, self._launcher, scratch, self._stdout, self._stderr)
-        self._saver = StateSaver(self._workers.progress.memory, self._is_first_node)
+        self._saver = StateSaver(self._workers.progress.memory, lambda: self._state.is_first_member)
         self._health = NodeHealth(str(scratch), config.gpus, env, self._workers.helper_pids)
 
     def _create_executor(self) -> None:
@@ -364,14 +363,6 @@ class Agent:
     def _state_received(self, received: StateReceived) -> None:
         log.info("%s", telemetry.describe_transfer(received))
         self._node.send(received)
-
-    def _rank_0_round(self) -> RoundId | None:
-        """Return the present round if rank 0 is on this node."""
-        start = self._state.assignment
-        return start.round if start is not None and start.rank == 0 else None
-
-    def _is_first_node(self) -> bool:
-        return self._state.assignment is not None and self._state.assignment.group_rank == 0
 
     # ---- the end -----------------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from elasticjob._runtime.contract import codec
 from elasticjob._runtime.contract.messages import Metric, TrainingProgress
-from elasticjob._runtime.contract.names import RoundId
+from elasticjob._runtime.contract.names import Env, RoundId, TrainerIntegration
 from elasticjob._runtime.contract.text import printable
 
 log = logging.getLogger(__name__)
@@ -142,9 +142,9 @@ class StatusRequests:
     async def start(self, env: Mapping[str, str]) -> dict[str, str]:
         """Listen on a port that the kernel chooses. Return the variables for workers whose environment is `env`.
 
-        {} if it sets such a URL itself, or if there is no loopback address.
+        {} if it sets such a URL itself, if the job wants none of this, or if there is no loopback address.
         """
-        if URL in env:
+        if URL in env or env.get(Env.TRAINER_INTEGRATION) == TrainerIntegration.NONE.value:
             return {}
         try:
             self._token_file.write_text(self._token)

@@ -220,6 +220,17 @@ class AgentState:
         return self.last_round.id if self.last_round else None
 
     @property
+    def rank_0_round(self) -> RoundId | None:
+        """The present round if rank 0 is in this pod."""
+        start = self.assignment
+        return start.round if start is not None and start.rank == 0 else None
+
+    @property
+    def is_first_member(self) -> bool:
+        """Whether this pod has group rank 0 in the last round."""
+        return self.assignment is not None and self.assignment.group_rank == 0
+
+    @property
     def assignment(self) -> StartRound | None:
         """This node's assignment in the last round; None before the first one."""
         return self.last_round.start if self.last_round else None

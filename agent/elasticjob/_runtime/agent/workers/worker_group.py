@@ -393,11 +393,6 @@ class WorkerGroup:
     @property
     def new_processes(self) -> NewProcesses:
         """What has to be started for the next round, while no worker runs."""
-        times = self._times.start_times
-        return NewProcesses(
-            len(self._starter.ranks_to_start()),
-            times.start_seconds,
-            times.form_seconds,
-            times.may_start_ahead,
-            keeps_newest_state=times.synced and not self.progress.has_shard,
-        )
+        times, count = self._times.start_times, len(self._starter.ranks_to_start())
+        keeps = times.synced and not self.progress.has_shard
+        return NewProcesses(count, times.start_seconds, times.form_seconds, times.may_start_ahead, keeps)
