@@ -63,9 +63,9 @@ class OperatorSettings:
     resync_seconds: float = 300.0
     """Longest time between two reconciles of a job."""
     notice_keys: NoticeKeys | None = None
-    """By what a Node announces the end of its machine, or a drain; None: no warnings are read."""
+    """By what a Node announces its end, or a drain; None: no warnings are read."""
     topology_labels: tuple[str, ...] = ()
-    """Labels of Nodes that say where a machine is, from the widest place to the narrowest."""
+    """Labels of Nodes that say where a Node is, from the widest place to the narrowest."""
 
     @property
     def watches_nodes(self) -> bool:
@@ -198,7 +198,7 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     rows = {source: ",".join(built_in(source)) for source in NoticeSource}
     about = "of Nodes that end or are to be drained, comma-separated"
     add("--notice-taints", "NOTICE_TAINTS", rows[NoticeSource.TAINT], f"keys of taints {about}")
-    seconds = "KEY=SECONDS of taints, comma-separated: how long a machine with the taint still runs"
+    seconds = "KEY=SECONDS of taints, comma-separated: how long a Node with the taint still runs"
     promised = ",".join(f"{key}={value}" for key, value in BUILT_IN_SECONDS.items())
     add("--notice-seconds", "NOTICE_SECONDS", promised, seconds, type=_seconds_by_key)
     add("--notice-annotations", "NOTICE_ANNOTATIONS", rows[NoticeSource.ANNOTATION], f"keys of annotations {about}")

@@ -48,7 +48,7 @@ PAUSE_FACTOR = 4
 BURST_SECONDS = 1.0
 """Seconds of such pauses that a link may omit after a quiet time: a job that starts sends several reports in a row."""
 LONGEST_PAUSE = 5.0
-"""Seconds: how long a frame took is unknown where the operator's own machine was paused meanwhile."""
+"""Seconds: how long a frame took is unknown where the operator's own host was paused meanwhile."""
 _TEXT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 """A text in JSON."""
 _REPORT = b'{"type":"Report"'

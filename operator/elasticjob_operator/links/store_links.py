@@ -35,7 +35,7 @@ SERVED_SECONDS = 1.0
 MAX_JITTER = 1.2
 """The longest actual delay, as a multiple of these; the shortest one is as much shorter."""
 CONNECT_TIMEOUT = 10.0
-"""Seconds of one attempt. The TCP connection has its own, shorter time; the rest is long for a busy machine only."""
+"""Seconds of one attempt. The TCP connection has its own, shorter time; the rest is long for a busy host only."""
 CONNECTING = 128
 """Attempts to connect at the same time. A new operator connects to thousands of stores: if it tried all at once, the
 handshakes would take longer than their time, and each that fails must be done again."""

@@ -84,7 +84,7 @@ def _fill_pod(pod: dict[str, Any], job: Job, spec: JobSpec, index: int, avoid: t
     pod["subdomain"] = nodes_service(job.name)
     pod["enableServiceLinks"] = False
     if uses_host_network(spec.template) and (pod.get("dnsPolicy") or "ClusterFirst") == "ClusterFirst":
-        # Else the kubelet gives the pod the DNS of its machine, which does not know the store's name.
+        # Else the kubelet gives the pod the DNS of its Node, which does not know the store's name.
         pod["dnsPolicy"] = "ClusterFirstWithHostNet"
     pod.setdefault("automountServiceAccountToken", False)
     pod["terminationGracePeriodSeconds"] = spec.termination_grace

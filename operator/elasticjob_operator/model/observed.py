@@ -301,9 +301,9 @@ class Observed:
     back_off_seen: float | None = None
     """When this operator first read the present `status.backOff`, Unix seconds; None: there is none."""
     warnings: Mapping[str, NodeWarning] = field(default_factory=dict)
-    """Warnings of `machines`, by name of the node."""
+    """Warnings of `node_names`, by name of the Node."""
     topologies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Where `machines` are (`parse_topology`), by name of the node, as far as it is known."""
+    """Where `node_names` are (`parse_topology`), by name of the Node, as far as it is known."""
     nodes_watched: bool | None = False
     """Whether the operator watches the warnings of Nodes; None: it does not know yet whether it may."""
     reach: StoreReach = StoreReach()
@@ -316,7 +316,7 @@ class Observed:
     """When this operator first read a status that declares the outcome, Unix seconds; None: status declares none."""
 
     @property
-    def machines(self) -> frozenset[str]:
+    def node_names(self) -> frozenset[str]:
         """The nodes that pods of the job are on, or must not be on."""
         pods = (*self.workers, *self.stores)
         return frozenset(name for pod in pods for name in (pod.node, *pod.avoided_nodes) if name)

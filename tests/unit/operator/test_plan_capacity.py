@@ -104,7 +104,7 @@ def test_pods_without_room_are_withdrawn_after_the_time_except_for_one_and_the_t
     assert (found["status"], found["reason"]) == ("False", "InsufficientCapacity")
     assert found["message"].endswith("status.targetReplicas is 2 until the cluster has room")
     messages = [e.message for e in p.event_records if e.reason == "InsufficientCapacity"]
-    assert "no machine for 2 pods after 60 s: status.targetReplicas is 2 until the cluster has room" in messages
+    assert "no Node for 2 pods after 60 s: status.targetReplicas is 2 until the cluster has room" in messages
     assert p.operator_view is not None
     assert p.operator_view.settings.target == 4
     assert status_of(p)["phase"] == "Degraded"

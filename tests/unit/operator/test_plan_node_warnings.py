@@ -116,7 +116,7 @@ def test_a_pod_that_cannot_leave_is_not_replaced_for_the_notice(pod: Any) -> Non
 def test_a_pod_without_room_asks_for_the_machine_again_once_the_notice_is_gone() -> None:
     waiting = worker(0, 1, **unschedulable(), avoids="n1")
     observed = apart(waiting, worker(1, node="n2"), last_report=report(worker(1)), incarnations="1,0")
-    assert observed.machines >= {"n1", "n2", "n5", "n6"}
+    assert observed.node_names >= {"n1", "n2", "n5", "n6"}
     assert created(run(replace(observed, warnings=noticed("n1")))) == []
     assert created(run(observed)) == [CreateWorker("bert-0-2", 0, 2)]
 

@@ -1,4 +1,4 @@
-"""Nodes of the cluster, reduced to their warnings (the machine is about to end, or it is cordoned) and their place."""
+"""Nodes of the cluster, reduced to their warnings (the Node is about to end, or it is cordoned) and their place."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class NodeWarning:
     if nothing does."""
     cordoned: bool = False
     ends: tuple[tuple[str, float], ...] = ()
-    """The notices that say when the machine ends, each with that time in Unix seconds."""
+    """The notices that say when the Node ends, each with that time in Unix seconds."""
     drain: str = ""
     """What asks for a drain that may be withdrawn (`NoticeKind.DRAINS`), such as `taint karpenter.sh/disrupted`; empty
     if nothing does, or if the end is announced."""
 
     @property
     def ends_at(self) -> float | None:
-        """When the machine ends, Unix seconds; None if that is unknown."""
+        """When the Node ends, Unix seconds; None if that is unknown."""
         return min((time for _, time in self.ends), default=None)
 
 
@@ -52,7 +52,7 @@ def parse_warning(raw: Raw, keys: NoticeKeys, now: float, before: NodeWarning | 
 def _notices(
     raw: Raw, keys: NoticeKeys, known: Mapping[str, float], now: float
 ) -> Iterator[tuple[str, str, float | None]]:
-    """Yield each notice of a Node: its name in messages, its key, and when the machine ends, if known."""
+    """Yield each notice of a Node: its name in messages, its key, and when the Node ends, if known."""
     for taint in objects(raw, "spec", "taints"):
         if (key := text(taint, "key")) in keys.taints:
             name = f"taint {key}"
@@ -74,7 +74,7 @@ def _notices(
 
 
 def _end_by_taint(taint: Raw, seconds: float | None, now: float, known: float | None) -> float | None:
-    """Return when a machine with this taint ends; `known`: the same as of its last event.
+    """Return when a Node with this taint ends; `known`: the same as of its last event.
 
     Most components that set a taint leave `timeAdded` out. The first sighting of it bounds the time anyway, because the
     clock of another host wrote `timeAdded`.

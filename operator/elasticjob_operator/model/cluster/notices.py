@@ -14,7 +14,7 @@ from enum import Enum
 from elasticjob._runtime.contract.names import GROUP
 
 NOTICE_ANNOTATION = f"{GROUP}/terminating"
-"""Annotation of a Node, by an administrator or a tool that ends the machine: the pods of jobs leave it."""
+"""Annotation of a Node, by an administrator or a tool that ends the Node: the pods of jobs leave it."""
 
 
 class NoticeSource(str, Enum):
@@ -46,7 +46,7 @@ class Notice:
     value: str = ""
     """Value of the label or status of the condition; empty: any."""
     seconds: int | None = None
-    """How long the machine still runs once it has the taint; None: unknown."""
+    """How long the Node still runs once it has the taint; None: unknown."""
 
     @property
     def written(self) -> str:
@@ -107,7 +107,7 @@ class NoticeKeys:
     taints: frozenset[str]
     annotations: frozenset[str]
     taint_seconds: Mapping[str, float] = field(default_factory=dict)
-    """By key of a taint: how long the machine still runs once it has the taint."""
+    """By key of a taint: how long the Node still runs once it has the taint."""
     conditions: frozenset[str] = frozenset()
     """`TYPE=STATUS`, or `TYPE` for `TYPE=True`."""
     labels: frozenset[str] = frozenset()

@@ -32,7 +32,7 @@ MAX_LINE = 300
 """Characters of a failed init container's last line that messages quote."""
 
 CONTAINER_LOST = "ContainerStatusUnknown"
-"""The kubelet's reason for a container that it cannot find any more: its machine or the container runtime restarted."""
+"""The kubelet's reason for a container that it cannot find any more: its Node or the container runtime restarted."""
 _LOST_REASONS = (CONTAINER_LOST, "Unknown")
 """The reasons for that of kubelets and of containerd. Their exit codes (137, 255) are placeholders."""
 _LOST_EXIT_CODE = 255
@@ -89,7 +89,7 @@ class TrainerEnd:
         if self.termination is None:
             return self.exit_code == ExitCode.LEFT
         why = self.termination.message if self.termination.reason == _RELEASED else self.termination.reason
-        # A kubelet that starts again after a reboot finds no container: the machine's end sent the signal.
+        # A kubelet that starts again after a reboot finds no container: the Node's end sent the signal.
         lost = self.reason in _LOST_REASONS
         return self.outcome is Outcome.LEFT and why in signal.Signals.__members__ and not lost
 

@@ -261,14 +261,14 @@ def read_spec(raw: Raw) -> tuple[JobSpec, str]:
         termination_timeout=_termination_timeout(raw),
         disruption_budget=at(raw, "disruptionBudget") is not False,
         placement=_choice(text(raw, "placement"), Placement.NONE),
-        # A NetworkPolicy does not apply to pods that have their machine's address.
+        # A NetworkPolicy does not apply to pods that have their Node's address.
         network_isolation=at(raw, "networkIsolation") is not False and not uses_host_network(template),
     )
     return spec, error
 
 
 def uses_host_network(template: Raw) -> bool:
-    """Return whether the pods have the network of their machine."""
+    """Return whether the pods have the network of their Node."""
     return at(template, "spec", "hostNetwork") is True
 
 

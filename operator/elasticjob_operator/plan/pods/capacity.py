@@ -4,7 +4,7 @@ Above its minimum the job trains with the nodes that it has. After `elasticPolic
 pods are withdrawn, except for the one of the lowest index: the scheduler places it as soon as there is room again, and
 its watch event asks for the others. Below its minimum, after `waitForMinSeconds`, the job gives all pods back and tries
 again after a delay that grows with each attempt and differs between jobs, so that two jobs do not hold each other's
-machines. Status says which pods are withdrawn; `spec` is never written.
+Nodes. Status says which pods are withdrawn; `spec` is never written.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def capacity_events(ctx: ReconcileContext, capacity: Capacity) -> tuple[EventRec
     if capacity.retry_at is not None and back_off is not None and back_off != ctx.status.back_off:
         return (_warning(describe_back_off(ctx, capacity), f"back-off {back_off.attempts}"),)
     if scaled is not None and scaled != ctx.status.scaled_down:
-        message = f"no machine for {with_noun(len(scaled.indices), 'pod')} after {ctx.spec.faulty_scale_down} s"
+        message = f"no Node for {with_noun(len(scaled.indices), 'pod')} after {ctx.spec.faulty_scale_down} s"
         lowered = f"status.targetReplicas is {target_replicas(ctx, capacity)} until the cluster has room"
         return (_warning(f"{message}: {lowered}", f"scaled-down {sorted(scaled.indices)}"),)
     return ()
@@ -103,7 +103,7 @@ def describe_back_off(ctx: ReconcileContext, capacity: Capacity) -> str:
 def _without_room(ctx: ReconcileContext) -> dict[int, float]:
     """Return the indices whose pods have no room, each with the time since when, on the operator's clock.
 
-    A pod that a machine has does not lack room, whatever keeps it from running.
+    A scheduled pod has room, even if it does not run yet.
     """
     pods = {pod.index: pod for pod in ctx.current_pods}
     found: dict[int, float] = {}
@@ -135,7 +135,7 @@ def _is_short(ctx: ReconcileContext, world: TrainingState) -> bool:
 
 
 def _still_missing(ctx: ReconcileContext, world: TrainingState) -> frozenset[int]:
-    """Return the missing pods that status names; none if the target has grown since, if one of them has a machine, or
+    """Return the missing pods that status names; none if the target has grown since, if one of them has a Node, or
     if the job is below its minimum, where it needs any node that it can get.
 
     A job that shrinks lets go of missing pods first, and asks for none of those that it still misses.

@@ -34,7 +34,7 @@ def pods_to_drain(ctx: ReconcileContext) -> frozenset[str]:
 def ending_pods(ctx: ReconcileContext) -> tuple[EndingPod, ...] | None:
     """Return the live worker pods on nodes that are known to end at a certain time; None while Nodes are not watched.
 
-    Also those that stay there because they were placed there all the same: they end with the machine.
+    Also those that stay there because they were placed there all the same: they end with the Node.
     """
     if not ctx.observed.nodes_watched:
         return None

@@ -117,7 +117,7 @@ def expected_pod_of(pod: Pod) -> ExpectedPod:
 
 
 def with_topology(ctx: ReconcileContext, pods: tuple[ExpectedPod, ...]) -> tuple[ExpectedPod, ...]:
-    """Return the pods, each with the place of its machine. One that has just been created has no machine yet."""
+    """Return the pods, each with the place of its Node. One that has just been created has no Node yet."""
     if not ctx.observed.topologies:
         return pods
     places = {pod.name: ctx.observed.topologies.get(pod.node, ()) for pod in ctx.observed.workers}

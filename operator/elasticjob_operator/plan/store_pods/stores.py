@@ -170,7 +170,7 @@ def _must_replace(ctx: ReconcileContext, pod: Pod, silence: float) -> bool:
 
     A store that has reported to this operator and is Ready is replaced for its silence alone: if only this operator
     cannot reach it, little is lost. A store that has never reported may be unreachable from this operator for good:
-    it is replaced only if the lease of its machine's kubelet is late too, or the operator would replace one store after
+    it is replaced only if the lease of its Node's kubelet is late too, or the operator would replace one store after
     the other. So is any store while the operator suspects its own network (`operator_reach`). Nodes that wait at the
     standby store have lost the store too: then its silence is enough, at once.
     """

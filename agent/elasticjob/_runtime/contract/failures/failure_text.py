@@ -107,7 +107,7 @@ def describe_out_of_memory(limit: str = "", *, unlimited: bool = False) -> str:
     """
     if unlimited:
         return (
-            f"{_OUT_OF_MEMORY}; the container has no memory limit of its own, so the machine or a limit of the pod was "
+            f"{_OUT_OF_MEMORY}; the container has no memory limit of its own, so the Node or a limit of the pod was "
             "exhausted): request more memory, or use less"
         )
     of = f" of {limit}" if limit else ""

@@ -49,7 +49,7 @@ class PageWord(IntEnum):
     OWN = 7
     """Worker: nanoseconds so far without waits for other ranks (`training.compute_time`); 0 if unknown."""
     DEADLINE = 8
-    """Agent: when it kills the worker or the machine ends, as TIME; NO_LIMIT while nothing ends the worker."""
+    """Agent: when it kills the worker or the Node ends, as TIME; NO_LIMIT while nothing ends the worker."""
     FIRST_STEP = 9
     """Worker: the first step for which it wrote a text, while TEXT_VERSION is not 0."""
     FIRST_TIME = 10
