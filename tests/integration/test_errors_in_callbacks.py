@@ -50,8 +50,8 @@ OF_AGENT = (
 )
 """Callbacks of an agent whose worker is killed, and that gets SIGTERM after that."""
 OF_STORE = (
-    "_runtime.store.server._Client._link_ended",
-    "_runtime.store.server._Client.connection_made",
+    "_runtime.store.client_connection.ClientConnection._link_ended",
+    "_runtime.store.client_connection.ClientConnection.connection_made",
     "_runtime.store_pod.coordinator.Coordinator._report_again",
     "_runtime.store_pod.coordinator.Coordinator._run",
 )
