@@ -177,7 +177,7 @@ close = runner.Agent._close
 
 async def joins(self):
     self._dispatch(events.Received(start))
-    while self._state.round is None or not self._workers._running:
+    while self._state.round is None or not self._workers.table.processes():
         await asyncio.sleep(0.01)
     self._dispatch(events.Received(messages.Finish(messages.Outcome.LEFT, "NodeLeft")))
     await asyncio.Event().wait()
