@@ -13,7 +13,9 @@ import sys
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-KEPT = ("agent/elasticjob", "operator/elasticjob_operator", "crds/elasticjobs.yaml", "docs/reference.md")
+KEPT = ("agent/elasticjob", "operator/elasticjob_operator", "crds/elasticjobs.yaml")
+CONDITIONS = ("docs/reference/conditions-and-events.md", "docs/reference.md")
+"""The page that lists the conditions: a version has one of these."""
 LEFT_OUT = (
     *(
         f"agent/elasticjob/{name}"
@@ -31,8 +33,10 @@ def keep(commit: str) -> Path:
     if version is None:
         raise SystemExit(f"agent/elasticjob/__init__.py at {commit} has no __version__")
     excluded = [f":(exclude){path}" for path in LEFT_OUT]
+    pages = _git("ls-tree", "--full-tree", "--name-only", commit, *CONDITIONS).decode().splitlines()
     archive = FOLDER / f"elasticjob-{version[1]}.tar.xz"
-    archive.write_bytes(lzma.compress(_git("archive", commit, *KEPT, *excluded), preset=9 | lzma.PRESET_EXTREME))
+    code = _git("archive", commit, *KEPT, *pages, *excluded)
+    archive.write_bytes(lzma.compress(code, preset=9 | lzma.PRESET_EXTREME))
     return archive
 
 

@@ -60,7 +60,7 @@ NOT_RESERVED = (
     "PET_EVENT_LOG_HANDLER", "PET_NPROC_PER_NODE", "PET_MODULE", "PET_MONITOR_INTERVAL", "PET_SIGNALS_TO_HANDLE",
     "PYTHON_EXEC", "TORCHELASTIC_HEALTH_CHECK_PORT", "OMP_NUM_THREADS", "NCCL_DEBUG", "MY_RANK",
 )  # fmt: skip
-"""Variables that docs/reference.md offers, and one whose name only contains a reserved one."""
+"""Variables that docs/reference/environment-variables.md offers, and one whose name only contains a reserved one."""
 
 Change = tuple[str, Any]
 """A path such as `spec.template.spec.containers.0.image` and its new value; ABSENT removes the field."""

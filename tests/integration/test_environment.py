@@ -21,7 +21,7 @@ TORCHRUN_ONLY = {"TORCHELASTIC_SIGNALS_TO_HANDLE"}
 """torchrun's own option, which newer versions leave in their environment."""
 
 NCCL_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
-"""Not torchrun's value: docs/reference.md says why."""
+"""Not torchrun's value: docs/reference/environment-variables.md says why."""
 
 
 @pytest.mark.torch

@@ -78,7 +78,7 @@ def test_a_description_has_the_default_and_the_limits(schema: dict[str, Any], te
 
 
 def test_the_reference_has_the_defaults_and_limits() -> None:
-    reference = (REPOSITORY / "docs/reference.md").read_text()
+    reference = (REPOSITORY / "docs/reference/defaults-and-limits.md").read_text()
     assert generator().with_limits_table(reference) == reference
     assert "| `failurePolicy.maxRestarts` | `3` | from 0 to 10000 |" in reference
 

@@ -134,7 +134,7 @@ def test_the_check_of_argo_cd_has_the_name_of_the_kind() -> None:
 def test_the_reasons_that_wait_for_a_person_are_reasons_of_running() -> None:
     (script,) = ARGO["data"].values()
     reasons = re.findall(r"(\w+) = true", script)
-    reference = (REPOSITORY / "docs/reference.md").read_text()
+    reference = (REPOSITORY / "docs/reference/conditions-and-events.md").read_text()
     running = reference[reference.index("| `Running` | True") : reference.index("| `FullyScaled` | True")]
     assert reasons
     assert [reason for reason in reasons if f"`{reason}`" not in running] == []

@@ -1,4 +1,4 @@
-"""docs/reference.md names what the product names, and each name of its tables is in a test."""
+"""docs/reference/ names what the product names, and each name of its tables is in a test."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from elasticjob._runtime.contract.names import FINAL_EXCEPTIONS, Env
 from elasticjob_operator import metrics, settings
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-REFERENCE = (REPOSITORY / "docs/reference.md").read_text()
+REFERENCE = "\n".join(page.read_text() for page in sorted((REPOSITORY / "docs/reference").glob("*.md")))
 OPERATOR = "".join(file.read_text() for file in (REPOSITORY / "operator").rglob("*.py"))
 for shared in ("failures/failure_text", "names"):
     OPERATOR += (REPOSITORY / f"agent/elasticjob/_runtime/contract/{shared}.py").read_text()
@@ -77,7 +77,9 @@ def test_the_metrics_are_those_of_the_operator() -> None:
             name = next(iter(metric.describe())).name + ("_total" if isinstance(metric, Counter) else "")
             found[name] = set(metric._labelnames)
     documented = {
-        name: set(NAME.findall(labels)) for names, labels, _ in rows("Metrics") for name in NAME.findall(names)
+        name: set(NAME.findall(labels))
+        for names, labels, _ in rows("Metrics of the operator")
+        for name in NAME.findall(names)
     }
     assert found == documented
 

@@ -136,6 +136,6 @@ def serve_metrics(port: int, access: MetricsAccess | None = None, certificate: C
 
 _REFUSALS = {
     401: b"a bearer token of a user or ServiceAccount of this cluster is required\n",
-    403: b"the user may not get the URL /metrics: see docs/reference.md, Metrics\n",
+    403: b"the user may not get the URL /metrics: see docs/reference/metrics.md\n",
     503: b"the API server does not say whose the token is\n",
 }

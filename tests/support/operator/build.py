@@ -86,7 +86,7 @@ def status(**more: Any) -> Raw:
 
 
 def condition(kind: str, value: bool = True, reason: str = "", at: float = NOW - 50) -> Raw:
-    """Return a condition as status holds it, by default with a reason that docs/reference.md lists."""
+    """Return a condition as status holds it, by default with a reason that is documented."""
     return {
         "type": kind, "status": str(value),
         "reason": reason or documented_reason(kind, str(value)), "message": "m", "lastTransitionTime": timestamp(at),
@@ -238,7 +238,7 @@ def without_standby(observed: Observed) -> Observed:
 
 def run(observed: Observed, now: float = NOW) -> Plan:
     """Return the plan of an operator whose image is `IMAGE`. Fail if the API server would drop or refuse a part of the
-    status, or if a condition is not as docs/reference.md says."""
+    status, or if a condition is not as its page says."""
     decided = plan(observed, IMAGE, now)
     if decided.status is not None:
         assert find_mistakes(STATUS_SCHEMA, decided.status) == []

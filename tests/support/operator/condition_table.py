@@ -1,4 +1,4 @@
-"""The table of conditions in docs/reference.md: what programs may rely on."""
+"""The table of conditions in docs/reference/conditions-and-events.md: what programs may rely on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from elasticjob_operator.model.job.status import ConditionType
 
-REFERENCE = Path(__file__).resolve().parents[3] / "docs/reference.md"
+REFERENCE = Path(__file__).resolve().parents[3] / "docs/reference/conditions-and-events.md"
 State = tuple[str, str, str]
 """Type, status and reason of a condition."""
 _NAME = re.compile(r"`(\w+)`")
@@ -17,7 +17,7 @@ _KNOWN = {kind.value for kind in ConditionType}
 
 
 def documented_conditions(reference: str) -> frozenset[State]:
-    """Return the states in the first table below the heading Conditions of a text of docs/reference.md."""
+    """Return the states in the first table below the heading Conditions of the text of that page."""
     section = reference.split("\n## Conditions\n", 1)[1].split("\n## ", 1)[0]
     return frozenset(_states(section.split("\n|", 1)[1].split("\n\n", 1)[0]))
 

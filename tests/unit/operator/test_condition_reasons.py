@@ -1,4 +1,4 @@
-"""Conditions as docs/reference.md lists them: each state is asserted in a test, and these have no other one."""
+"""Conditions as docs/reference lists them: each state is asserted in a test, and these have no other one."""
 
 from __future__ import annotations
 

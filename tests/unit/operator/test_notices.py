@@ -84,7 +84,7 @@ def test_an_end_counts_more_than_a_drain_and_a_label_may_say_when() -> None:
 
 
 def test_the_page_and_the_chart_have_the_table() -> None:
-    page = (REPOSITORY / "docs/reference.md").read_text()
+    page = (REPOSITORY / "docs/operate/drains-and-spot.md").read_text()
     rows = re.findall(r"^\| (\w+) \| `([^`]+)` \| (Ends|Drains) \| (.+) \|$", page, re.MULTILINE)
     assert rows == [(row.source.value, row.written, row.kind.value, row.by) for row in BUILT_IN]
     values = yaml.safe_load((REPOSITORY / "charts/elasticjob/values.yaml").read_text())["nodeWarnings"]
