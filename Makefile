@@ -106,7 +106,7 @@ mutants: venv ## does the explorer find bugs put in on purpose? writes tests/MUT
 	@PYTHONPATH=tests:agent:operator $(PY) -m model.mutation --write
 
 .PHONY: bench
-bench: venv ## ours against stock torchrun on this machine: docs/benchmarks.md (ROWS=name,... REPEAT=n; an hour and a quarter)
+bench: venv ## ours against stock torchrun on this machine: docs/contribute/benchmarks.md (ROWS=name,... REPEAT=n; an hour and a quarter)
 	@$(PY) -m benchmarks $(if $(ROWS),--rows $(ROWS)) $(if $(REPEAT),--repeat $(REPEAT))
 
 .PHONY: gpu
@@ -150,7 +150,7 @@ else
 endif
 
 .PHONY: fuzz
-fuzz: venv ## changed inputs for all that reads what others write; writes a table to docs/security.md (MINUTES=9 SEED=1)
+fuzz: venv ## changed inputs for all that reads what others write; writes a table to docs/operate/security.md (MINUTES=9 SEED=1)
 	@PYTHONPATH=tests:agent $(PY) -m fuzz --minutes $(or $(MINUTES),9) --seed $(or $(SEED),1)
 
 .PHONY: yields

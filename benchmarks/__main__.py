@@ -1,4 +1,4 @@
-"""Run the rows, save the raw figures and write docs/benchmarks.md."""
+"""Run the rows, save the raw figures and write docs/contribute/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def main() -> int:
         save(row, samples, description, time.monotonic() - row_begin, f"make bench ROWS={row.name}")
     report.write()
     print(
-        f"{time.monotonic() - begin:.0f} s; the table is in docs/benchmarks.md, the raw figures in benchmarks/results"
+        f"{time.monotonic() - begin:.0f} s; the table is in docs/contribute/benchmarks.md, "
+        "the raw figures in benchmarks/results"
     )
     return 0
 

@@ -35,7 +35,7 @@ from elasticjob_operator.settings import OperatorSettings
 from support.common.ports import free_ports
 
 JOBS = 1000
-"""Jobs of the rows in docs/benchmarks.md."""
+"""Jobs of the rows in docs/contribute/benchmarks.md."""
 WORKERS = 4
 FAILURES = 200
 FAILURE_EVERY = 0.25

@@ -1,4 +1,4 @@
-"""All rows, in the order of the table in docs/benchmarks.md."""
+"""All rows, in the order of the table in docs/contribute/benchmarks.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Write docs/benchmarks.md and its pictures from the raw figures: `python -m benchmarks.report`."""
+"""Write docs/contribute/benchmarks.md and its pictures from the raw figures: `python -m benchmarks.report`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Figures: TypeAlias = Mapping[str, Any]
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).with_name("results")
-PAGE = ROOT / "docs/benchmarks.md"
+PAGE = ROOT / "docs/contribute/benchmarks.md"
 IMAGES = ROOT / "docs/img"
 PHASES = ("detect", "stop", "rendezvous", "start", "import", "first step")
 GOODPUT = {"soak-in-process-worker-killed": 0.99, "soak-in-process": 0.97}
@@ -47,7 +47,7 @@ def page(results: Sequence[Figures], drawn: Iterable[str]) -> str:
     cluster = [f for f in results if f["command"].startswith("make bench-cluster")]
     operator = [f for f in results if f["command"].startswith("make bench-operator")]
     soaks = [f for f in results if f["command"].startswith("make soak")]
-    parts = [_intro(), *(f"![{name}](img/{name}.png)\n" for name in drawn)]
+    parts = [_intro(), *(f"![{name}](../img/{name}.png)\n" for name in drawn)]
     if local:
         parts += ["## Without a cluster\n", _machine(local), table(local), split(local), _notes(local), _on_gpu(local)]
     if cluster:

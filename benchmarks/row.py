@@ -33,7 +33,7 @@ Measure = Callable[[Path], Sample]
 
 @dataclass(frozen=True)
 class Row:
-    """One row of docs/benchmarks.md. `sides`: how each side is measured; `repeat`: samples of each side."""
+    """One row of docs/contribute/benchmarks.md. `sides`: how each side is measured; `repeat`: samples of each side."""
 
     name: str
     title: str

@@ -55,7 +55,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="elasticjob-gpu-", ignore_cleanup_errors=True) as scratch:
         results = options.results or (Path(scratch) / "results" if options.cpu else ROOT / "benchmarks" / "results")
         failed = _run_all(options, machine, Path(scratch), results)
-        if target := options.page or (None if options.cpu else ROOT / "docs" / "benchmarks.md"):
+        if target := options.page or (None if options.cpu else ROOT / "docs/contribute/benchmarks.md"):
             text = target.read_text() if target.exists() else ""
             target.write_text(page.replace(text, page.part(page.load(results))))
             print(f"the table is in {target}, the raw figures are in {results}")
@@ -160,7 +160,9 @@ def _options() -> argparse.Namespace:
         "--minutes", type=float, help=f"all steps end by then (default: {MINUTES:g}, with --cpu {MINUTES_ON_CPU:g})"
     )
     parser.add_argument("--results", type=_path, help="folder for raw figures (default: benchmarks/results)")
-    parser.add_argument("--page", type=_path, help="file whose GPU part is written (default: docs/benchmarks.md)")
+    parser.add_argument(
+        "--page", type=_path, help="file whose GPU part is written (default: docs/contribute/benchmarks.md)"
+    )
     parser.add_argument("--step", choices=NAMES, help=argparse.SUPPRESS)
     parser.add_argument("--output", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args()

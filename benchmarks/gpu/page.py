@@ -1,4 +1,4 @@
-"""The GPU part of docs/benchmarks.md, between two markers, from the raw figures."""
+"""The GPU part of docs/contribute/benchmarks.md, between two markers, from the raw figures."""
 
 from __future__ import annotations
 

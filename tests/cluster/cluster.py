@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A real Kubernetes cluster on this machine, from the command line. See docs/cluster.md."""
+"""A real Kubernetes cluster on this machine, from the command line. See docs/contribute/cluster.md."""
 
 import argparse
 import sys

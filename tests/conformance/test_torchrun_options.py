@@ -210,10 +210,10 @@ def test_variables_set_absent_options(
 
 
 def test_every_option_of_torchrun_has_its_row() -> None:
-    """Each option is known with torch's type, and the table in docs/design/torchrun.md says what becomes of it."""
+    """Each option is known with torch's type, and the table in design/torchrun.md says what becomes of it."""
     from torch.distributed.run import get_args_parser
 
-    page = (Path(__file__).parents[2] / "docs" / "design" / "torchrun.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/contribute/design/torchrun.md").read_text()
     rows = [line.split("|") for line in page.splitlines() if line.startswith("| `--")]
     documented = {name: row[2].strip() for row in rows for name in re.findall(r"`--([a-z-]+)", row[1])}
     assert documented == {option.name: option.use.value for option in TORCHRUN_OPTIONS.values()}

@@ -2,7 +2,7 @@
 """Run the conformance tests on other torch versions: PyPI's (`2.6.0`), or a Debian suite's (`trixie`; needs root).
 
 Each version is installed into a temporary folder (up to 8 GB, a few minutes), which is removed afterwards. The script
-prints one row of docs/conformance.md for each version.
+prints one row of docs/contribute/conformance.md for each version.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`make fuzz MINUTES=9`: read changed inputs for so long, and write the table of docs/security.md."""
+"""`make fuzz MINUTES=9`: read changed inputs for so long, and write the table of docs/operate/security.md."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fuzz.targets import TARGETS, Target, opened
 
-PAGE = Path(__file__).parents[2] / "docs" / "security.md"
+PAGE = Path(__file__).parents[2] / "docs/operate/security.md"
 BEGIN, END = "<!-- make fuzz: begin -->", "<!-- make fuzz: end -->"
 HANG = 20.0
 """Seconds after which one input ends the command, with a stack."""

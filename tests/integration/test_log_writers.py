@@ -1,4 +1,4 @@
-"""The recipe of docs/frameworks.md for TensorBoard: no step appears twice, however often the writer has changed."""
+"""The recipe of docs/run/frameworks.md for TensorBoard: no step appears twice, however often the writer has changed."""
 
 from __future__ import annotations
 

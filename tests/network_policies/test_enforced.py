@@ -196,8 +196,8 @@ def test_the_operator_follows_a_job_from_a_namespace_that_denies_all(
 
 
 def documented_policy(name: str) -> Json:
-    """Return the NetworkPolicy of this name that docs/security.md asks users to apply."""
-    parts = (REPOSITORY / "docs/security.md").read_text().split("```yaml\n")[1:]
+    """Return the NetworkPolicy of this name that docs/operate/security.md asks users to apply."""
+    parts = (REPOSITORY / "docs/operate/security.md").read_text().split("```yaml\n")[1:]
     policies: list[Json] = [yaml.safe_load(part.partition("```")[0]) for part in parts]
     (found,) = (policy for policy in policies if policy["metadata"]["name"] == name)
     return found

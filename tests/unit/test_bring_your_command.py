@@ -1,4 +1,4 @@
-"""Each manifest of docs/bring-your-command.md is one that a cluster and a local run accept."""
+"""Each manifest of docs/run/bring-your-command.md is one that a cluster and a local run accept."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from elasticjob._runtime.contract.commands.launchers import REFUSED_LAUNCHERS
 from elasticjob._runtime.local.manifest.job_schema import find_problems
 from elasticjob._runtime.local.manifest.manifest import parse_local_job
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs/bring-your-command.md").read_text()
+PAGE = (Path(__file__).resolve().parents[2] / "docs/run/bring-your-command.md").read_text()
 MANIFESTS = [yaml.safe_load(block) for block in re.findall(r"^```yaml\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)]
 HEAD = {"apiVersion": "elasticjob.dev/v1alpha1", "kind": "ElasticJob", "metadata": {"name": "mine"}}
 

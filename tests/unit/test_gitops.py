@@ -1,4 +1,4 @@
-"""The health checks of docs/gitops.md, run by the rules of Flux and of Argo CD on what the operator writes."""
+"""The health checks of docs/operate/gitops.md, run by the rules of Flux and of Argo CD on what the operator writes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from support.operator.build import (
     worker,
 )
 
-PAGE = (REPOSITORY / "docs/gitops.md").read_text()
+PAGE = (REPOSITORY / "docs/operate/gitops.md").read_text()
 FLUX, ARGO = (yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL))
 
 

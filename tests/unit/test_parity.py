@@ -1,4 +1,4 @@
-"""tests/TRACEABILITY.md names a test for each promise of docs/; docs/explorer.md names all of the explorer's faults."""
+"""tests/TRACEABILITY.md names a test for each promise of docs/; the explorer's page names all of its faults."""
 
 from __future__ import annotations
 
@@ -51,6 +51,6 @@ def test_pages_name_no_tests(page: Path) -> None:
 
 
 def test_every_fault_and_invariant_of_the_explorer_is_documented() -> None:
-    documented = set(re.findall(r"`([\w-]+)`", (REPOSITORY / "docs/explorer.md").read_text()))
+    documented = set(re.findall(r"`([\w-]+)`", (REPOSITORY / "docs/contribute/explorer.md").read_text()))
     names = {*rounds_world.FAULTS, *(invariant.__name__ for invariant in rounds_invariants.INVARIANTS)}
     assert names - documented == set()

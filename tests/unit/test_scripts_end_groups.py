@@ -19,7 +19,7 @@ EXCEPTIONS = {
     "benchmarks/train.py": "the benchmark kills it",
     "benchmarks/train_in_process.py": "the benchmark kills it",
     "benchmarks/train_nvidia.py": "the benchmark kills it",
-    "docs/frameworks.md": "parts of scripts: the callbacks' sections create a trainer only",
+    "docs/run/frameworks.md": "parts of scripts: the callbacks' sections create a trainer only",
     "tests/gpu/test_faults_in_groups.py": "the beginning of scripts that end their groups",
     "tests/integration/test_agent_fork_server.py": "what a fork does that leaves its group",
     "tests/integration/test_files_left_open.py": "what a fork does that leaves its group",

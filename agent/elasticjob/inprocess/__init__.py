@@ -1,8 +1,8 @@
 """Call a distributed function again, in the same processes, after a fault: NVIDIA's in-process restart.
 
 The interface is that of `nvidia_resiliency_ext.inprocess` (NVIDIA Resiliency Extension): the modules on this level have
-its names, and docs/parity.md lists what differs. What they are made of is in the rooms with an underscore, among them
-`_restartable`, which is elasticjob's own `@elasticjob.restartable`.
+its names, and docs/contribute/parity.md lists what differs. What they are made of is in the rooms with an
+underscore, among them `_restartable`, which is elasticjob's own `@elasticjob.restartable`.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class Wrapper(WrapperArguments):
 
     It needs a launcher that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and no agent. The wrapped function
     returns its own value on active ranks and None on spares. Call it on all ranks, in the main thread, before
-    `init_process_group`; the function creates its process groups. docs/inprocess.md describes the arguments and hooks.
+    `init_process_group`; the function creates its process groups. docs/run/inprocess.md describes arguments and hooks.
 
     Example:
         >>> from elasticjob.inprocess import CallWrapper, RetryController, Wrapper

@@ -3,7 +3,7 @@
 The handlers are declared with kopf's decorators in a registry of kopf, and `watched` reads from there which resources
 to watch, with which labels. `watches.py` delivers the events in place of kopf's own watches, because kopf ends all of
 them when one fails for good, and its public interface does not show whether a watch works
-(docs/design/operator.md#watches).
+(docs/contribute/design/operator.md#watches).
 """
 
 from __future__ import annotations

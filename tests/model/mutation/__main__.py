@@ -158,11 +158,11 @@ def page(of: Mapping[str, str]) -> str:
     return f"""# Mutants
 
 Each row is a mistake in the product's decisions, written into a copy of the source. The
-[explorer](../docs/explorer.md) runs against each of them, up to the first failure.
+[explorer](../docs/contribute/explorer.md) runs against each of them, up to the first failure.
 `make mutants` runs them all and writes this page; `tests/unit/test_mutants.py` checks that each still fits the source.
 
 This page is of several runs on a busy machine: {len(known) - missed} of {len(known)} mutants are caught, {missed} are \
-not ([why](../docs/explorer.md)).
+not ([why](../docs/contribute/explorer.md)).
 A star marks a run of the tests only that were written for such mutants.
 
 {table(of)}

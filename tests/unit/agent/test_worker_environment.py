@@ -123,7 +123,7 @@ def test_reserved_are_the_variables_whose_value_in_a_template_is_lost() -> None:
         agent_socket="/s", base=EveryVariable(),
     )  # fmt: skip
     honoured = {option.variable for option in TORCHRUN_OPTIONS.values() if option.use is OptionUse.HONOURED}
-    # A template may have the one value that elasticjob sets, as docs/design/torchrun.md recommends for torch's handler.
+    # A template may have the one value that elasticjob sets, as design/torchrun.md recommends for torch's handler.
     honoured.add("TORCH_DISABLE_SHARE_RDZV_TCP_STORE")
     replaced = {*worker, *torchrun_variables(EveryVariable())} - honoured
     assert {name for name in replaced if not name.startswith(RESERVED_PREFIX)} == RESERVED_VARIABLES

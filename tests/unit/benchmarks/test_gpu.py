@@ -191,7 +191,7 @@ def test_the_gpu_part_is_replaced_where_it_stands() -> None:
 
 
 def test_the_page_in_docs_has_the_gpu_part() -> None:
-    text = (Path(__file__).parents[3] / "docs" / "benchmarks.md").read_text()
+    text = (Path(__file__).parents[3] / "docs/contribute/benchmarks.md").read_text()
     assert page.part(page.load(Path(page.__file__).parents[1] / "results")) in text
 
 

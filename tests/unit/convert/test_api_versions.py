@@ -33,7 +33,7 @@ from support.cluster.kubectl import REPOSITORY
 
 Raw = dict[str, Any]
 SPEC: Raw = job_schema()["properties"]["spec"]
-PAGE = (REPOSITORY / "docs/design/api.md").read_text()
+PAGE = (REPOSITORY / "docs/contribute/design/api.md").read_text()
 TEMPLATE: Raw = {"spec": {"containers": [{"name": "a", "image": "i", "command": ["python", "train.py"]}]}}
 EXAMPLES = sorted((REPOSITORY / "examples").glob("*.yaml"))
 

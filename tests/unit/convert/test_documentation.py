@@ -1,4 +1,4 @@
-"""The example in docs/kubeflow.md is what the command prints."""
+"""The example in docs/operate/migrate-from-kubeflow.md is what the command prints."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from support.cluster.kubectl import REPOSITORY
 
 
 def test_the_example_in_the_documentation() -> None:
-    page = (REPOSITORY / "docs/kubeflow.md").read_text()
+    page = (REPOSITORY / "docs/operate/migrate-from-kubeflow.md").read_text()
     before, after = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     (notes,) = re.findall(r"```\nnote: (.*?)```", page, re.DOTALL)
     manifests, lines = convert_documents(parse_documents(before, "page"), "page")

@@ -7,7 +7,7 @@ over, which makes it an ordinary store that recovers, when
 * status names it (the operator says so), or
 * more than half of the members of the newest round that it knows are connected to it at the same time. The present
   store then misses half of that round or more, and starts no round without the operator's confirmation
-  (docs/store-loss.md, "Why this is safe").
+  (docs/contribute/store-loss.md, "Why this is safe").
 
 It waits only briefly for the missing agents, because they have lost the present store for the same reason.
 """

@@ -1,7 +1,8 @@
 """The spec of an ElasticJob in v1alpha1 and in v1beta1, and the conversion between them. Pure.
 
 v1beta1 has the same fields in groups: each field has one place in either version, and one value for each value, so
-that a conversion loses nothing in any direction. docs/design/api.md has the reasons. No cluster serves v1beta1 yet.
+that a conversion loses nothing in any direction. docs/contribute/design/api.md has the reasons. No cluster
+serves v1beta1 yet.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ def keep_process_at_nccl_errors(environ: MutableMapping[str, str]) -> bool:
 
     Call it before a group is created. Return whether torch's watchdog leaves the process alone because of that: it
     would end it when a peer is lost, and when a collective is overdue. `TORCH_NCCL_USE_COMM_NONBLOCKING` is left as it
-    is: see docs/design/in-process-restart.md.
+    is: see docs/contribute/design/in-process-restart.md.
     """
     by_user = _ERRORS in environ.get(Env.SET_BY_USER, "").split(",")
     defaults = (_OF_TORCHRUN, _OF_THE_AGENT) if Env.ROUND in environ else (_OF_TORCHRUN,)

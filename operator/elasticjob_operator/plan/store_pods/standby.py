@@ -1,6 +1,7 @@
 """The standby store, as the operator plans it: created beside a running round, offered to the nodes, retired, replaced.
 
-It takes over from the store by itself, or because status names it (`stores`). docs/store-loss.md, "The standby store".
+It takes over from the store by itself, or because status names it (`stores`): docs/contribute/store-loss.md,
+"The standby store".
 """
 
 from __future__ import annotations

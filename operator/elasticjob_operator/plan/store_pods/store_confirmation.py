@@ -1,8 +1,8 @@
 """When the operator confirms a store as the job's only one. It never does so while another store may run a round.
 
 The stores that it must exclude: older ones, the standby store, and the nodes themselves, which write without a store
-while more than half of a round's nodes are together (docs/store-loss.md, "The standby store" and "When a store is
-replaced"; docs/design.md, "Which workers may write").
+while more than half of a round's nodes are together (docs/contribute/store-loss.md, "The standby store" and "When a
+store is replaced"; docs/contribute/design.md, "Which workers may write").
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The operator replaces an unresponsive store quickly. If the old store was alive after all, little is lost: the nodes
 reconnect to the new store and training does not notice. A store without the operator's confirmation starts no round
 with half of the last round's nodes or fewer (`store_confirmation`). The standby store is the successor if it can be
-(`standby`), else a new pod (docs/store-loss.md, "When a store is replaced").
+(`standby`), else a new pod (docs/contribute/store-loss.md, "When a store is replaced").
 """
 
 from __future__ import annotations

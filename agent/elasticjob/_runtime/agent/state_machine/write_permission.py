@@ -1,4 +1,4 @@
-"""Until when a node may write without another answer of the coordinator or of its peers (docs/design.md). Pure."""
+"""Until when a node may write without another answer of the coordinator or of its peers (the design). Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Evaluate the validation rules of the CRD: the part of the Common Expression Language that they use. Pure.
 
 The rules are read from the CRD itself, so that a local run applies what the API server applies.
-Why not by a library: docs/design/api.md. Language: https://github.com/google/cel-spec/blob/master/doc/langdef.md
+Why not by a library: docs/contribute/design/api.md. Language: https://github.com/google/cel-spec/blob/master/doc/langdef.md
 """
 
 from __future__ import annotations

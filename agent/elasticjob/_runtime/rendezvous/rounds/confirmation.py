@@ -1,12 +1,12 @@
 """When a coordinator must ask the operator whether its store is the job's only one before it starts a round. Pure.
 
-At most one round of a job may run, even while two store pods are alive (docs/store-loss.md, "When a store is
+At most one round of a job may run, even while two store pods are alive (docs/contribute/store-loss.md, "When a store is
 replaced"). To a store that is cut off, or that was replaced while it was alive, agents look lost although they train on
 with its successor. So the coordinator needs the operator's confirmation to start a round while half or more of the last
 round's members are missing. It asks at that moment, not in advance, and names the pods that may go on with the last
-round (docs/design.md, "Which workers may write"). The confirmation expires CONFIRMATION_SECONDS after the request, so
-that a delayed answer does not count. A successor that finds nothing of earlier rounds needs it too; a first store to
-which no operator has ever connected needs none.
+round (docs/contribute/design.md, "Which workers may write"). The confirmation expires CONFIRMATION_SECONDS after the
+request, so that a delayed answer does not count. A successor that finds nothing of earlier rounds needs it too; a first
+store to which no operator has ever connected needs none.
 """
 
 from __future__ import annotations
