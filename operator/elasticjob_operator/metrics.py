@@ -53,7 +53,10 @@ job_defaults_refused = Gauge(
     "elasticjob_job_defaults_refused", "Sections of the platform's defaults for jobs that have a mistake."
 )
 queue_depth = Gauge("elasticjob_queue_depth", "Jobs whose next reconcile is due, and that wait for it.")
-queue_wait = Gauge("elasticjob_queue_wait_seconds", "Seconds by which the longest waiting job is overdue.")
+queue_wait = Gauge(
+    "elasticjob_queue_wait_seconds",
+    "Seconds by which the most overdue reconcile is late; the operator's own queue, not Kueue's.",
+)
 api_silence = Gauge("elasticjob_api_silence_seconds", "Seconds since the last successful response of the API server.")
 watch_age = Gauge(
     "elasticjob_watch_age_seconds",

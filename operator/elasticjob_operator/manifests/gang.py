@@ -1,6 +1,6 @@
 """Gang scheduling: the object that has a gang's size, and how worker pods become members of the gang.
 
-Members are as many worker pods as the target says (`plan.gang`). The others, which are standby nodes at first, and
+Members are as many worker pods as the target says (`plan.pods.gang`). The others, which are standby nodes at first, and
 stores are none: a scheduler that counted them would place a gang that cannot train.
 """
 

@@ -120,6 +120,7 @@ async def _observed(
     standby_link: LinkView,
     now: float,
 ) -> Observed:
+    """Update the job's memory by these pods, and return all that a plan needs. Its times are those of `JobMemory`."""
     seen = memory.pods.update((pod for _, pod in listed), now)
     warned = await _with_start_warnings(api, job.namespace, seen, memory.start_warnings, now)
     pods = await _with_stop_causes(api, job.namespace, warned, memory.stop_causes)

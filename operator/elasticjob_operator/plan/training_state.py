@@ -67,11 +67,11 @@ def read_training_state(ctx: ReconcileContext) -> TrainingState:
     return TrainingState(
         formed=formed,
         active=report.active if formed else 0,
-        # A pod that is replaced while its workers save has a node beside that of the new one.
+        # A pod that is replaced while its workers save is connected beside its successor: indices count, not agents.
         ready=len({node.index for node in report.nodes if node.ready}),
         standby=sum(not node.member for node in report.nodes) if formed else 0,
         size=report.world_size if formed else 0,
-        # Of the last round no report may have come, if it ended at once.
+        # A round that ended at once may never have been reported as running; the store's count includes it.
         rounds=max(rounds + is_new, report.rounds if is_new or report.phase is RoundPhase.FINISHED else 0),
         last_round=last_round,
         formed_at=report.formed_at if is_new else ctx.status.last_rendezvous,

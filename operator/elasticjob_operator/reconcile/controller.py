@@ -1,7 +1,7 @@
 """Reconcile one job: observe, plan, write status, update the store, act, record Events. In this order.
 
 A reconcile begins with what the watches delivered. Most find nothing to do, or only something that is harmless by a
-late view (`plan.freshness`), and read nothing.
+late view (`plan.staleness`), and read nothing.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The cache may lag behind the API server, but never behind what this operator has written or read itself. A late view of
 what others do costs time and not more: a status write by it fails if the job has changed, and a second creation of a
-pod because of its name. Where a late view would charge, replace or delete something (`plan.freshness`), the job and
+pod because of its name. Where a late view would charge, replace or delete something (`plan.staleness`), the job and
 its pods are read from the API server, and planned for again.
 
 A watch can lose events (a deletion while it connects again), so everything is listed again from time to time.

@@ -86,7 +86,7 @@ class Pair:
             reach(node)
             node.begin_round(replace(start, group_rank=rank))
         self.client = await StoreClient.connect("127.0.0.1", port)
-        await self.until(lambda: bool(self.host._links) and self.other._first_node is not None)
+        await self.until(lambda: bool(self.host._links) and self.other._round_store_link is not None)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         while not condition():
@@ -155,8 +155,8 @@ async def test_a_node_that_reaches_neither_store_is_cut_off(pair: Pair, reason: 
     if reason == "closed":
         await pair.server.close()
     else:
-        assert pair.other._first_node is not None
-        AGES[pair.other._first_node] = math.inf
+        assert pair.other._round_store_link is not None
+        AGES[pair.other._round_store_link] = math.inf
     assert await asyncio.wait_for(pair.cut.get(), 10) == "other"
 
 
@@ -173,8 +173,8 @@ async def test_a_node_that_has_ended_its_round_gives_no_permission_to_the_others
     pair.host.end_round()
     assert await asyncio.wait_for(pair.cut.get(), 10) == "other"
     # Group rank 1 tries again, and is refused.
-    await pair.until(lambda: pair.other._first_node is not None)
-    await pair.until(lambda: pair.other._first_node is None)
+    await pair.until(lambda: pair.other._round_store_link is not None)
+    await pair.until(lambda: pair.other._round_store_link is None)
     assert not pair.host._links
 
 
@@ -194,7 +194,7 @@ async def test_a_link_without_an_answer_is_sent_data_before_its_end(
 ) -> None:
     """TCP repeats data within the time for which answers count, but a lost probe only after it."""
     lose(pair.other)
-    link = pair.other._first_node
+    link = pair.other._round_store_link
     assert link is not None
     sent: list[object] = []
     monkeypatch.setattr(link, "send", sent.append)
@@ -266,7 +266,7 @@ class Group:
         for rank, node in enumerate(self.nodes):
             reach(node)
             node.begin_round(replace(self.start, group_rank=rank))
-        await self.until(lambda: len(self.host._links) == 3 and all(n._first_node for n in self.nodes[1:]))
+        await self.until(lambda: len(self.host._links) == 3 and all(n._round_store_link for n in self.nodes[1:]))
 
     async def end(self, *ranks: int) -> None:
         """End these nodes."""
@@ -312,10 +312,10 @@ async def test_a_cut_off_node_accepts_links_once_it_reaches_the_coordinator(grou
     group.lose_coordinator(0)
     await group.end(2, 3)
     assert await group.next_cut() == 0
-    await group.until(lambda: not group.host._links and not group.nodes[1]._first_node)
+    await group.until(lambda: not group.host._links and not group.nodes[1]._round_store_link)
     # Group rank 1 tries again, and is refused.
-    await group.until(lambda: group.nodes[1]._first_node is not None)
-    await group.until(lambda: not group.host._links and not group.nodes[1]._first_node)
+    await group.until(lambda: group.nodes[1]._round_store_link is not None)
+    await group.until(lambda: not group.host._links and not group.nodes[1]._round_store_link)
     reach(group.host)
     await group.until(lambda: bool(group.host._links))
     assert group.cut.empty()  # group rank 1 reached the coordinator all the time

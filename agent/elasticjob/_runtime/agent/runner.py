@@ -107,7 +107,7 @@ class Agent:
             config.key,
             self._keep_alive,
             lambda: self._dispatch(events.CutOff()),
-            lambda: self._node.greet_again(),
+            lambda: self._coordinator.greet_again(),
         )
 
     async def run(self) -> ExitCode:
@@ -177,7 +177,7 @@ class Agent:
             lambda: telemetry.health(self._counts, self._state, self._loop.time()),
             lambda: telemetry.metrics(self._counts, self._state, self._loop.time()) + self._status_requests.metrics(),
         )
-        self._node = CoordinatorClient(
+        self._coordinator = CoordinatorClient(
             lambda: self._dial(self._config.host, self._config.port),
             lambda: machine.greeting(self._state),
             lambda message: self._dispatch(events.Received(message)),
@@ -217,7 +217,7 @@ class Agent:
             step_time_window=config.step_time_window,
             state=lambda: self._state,
             dispatch=self._dispatch,
-            send=lambda message: self._node.send(message),
+            send=lambda message: self._coordinator.send(message),
         )
         self._executor = WorkerExecutor(
             config, self._launcher, workers, self._stores, self._monitors, self._deadlines, self._reachability,
@@ -240,7 +240,7 @@ class Agent:
 
     async def _connect(self) -> None:
         try:
-            await self._node.run()
+            await self._coordinator.run()
         except NoCoordinatorError as error:
             self._dispatch(events.StoreUnreachable(str(error)))
 
@@ -259,7 +259,7 @@ class Agent:
 
     def _break_without_answer(self, message: NodeResultsEnded) -> bool:
         """Let workers break their collectives at once if the store is older than this message: it does not answer."""
-        if is_older := not self._node.knows(message):
+        if is_older := not self._coordinator.knows(message):
             self._dispatch(events.Received(BreakRound(message.round)))
         return is_older
 
@@ -303,11 +303,11 @@ class Agent:
     def _send(self, message: AgentToCoordinator) -> None:
         match message:
             case WorkersStopped():
-                self._node.send(replace(message, ended_ranks=self._workers.ended_ranks(message.round)))
+                self._coordinator.send(replace(message, ended_ranks=self._workers.ended_ranks(message.round)))
             case NodeResultsEnded() if self._break_without_answer(message):
                 pass
             case _:
-                self._node.send(message)
+                self._coordinator.send(message)
 
     def _start_leave_timer(self, seconds: float) -> None:
         if self._leave_timer:
@@ -362,7 +362,7 @@ class Agent:
 
     def _state_received(self, received: StateReceived) -> None:
         log.info("%s", telemetry.describe_transfer(received))
-        self._node.send(received)
+        self._coordinator.send(received)
 
     # ---- the end -----------------------------------------------------------------------------------------------------
 

@@ -121,7 +121,7 @@ class Env:
     """For tests: seconds over which an agent averages step times; `step_times.WINDOW` if unset."""
     # Worker
     AGENT_SOCKET = "ELASTICJOB_AGENT_SOCKET"
-    """Path of the Unix socket on which a worker connects to its agent (`contract.progress_page`)."""
+    """Path of the Unix socket on which a worker connects to its agent (`contract.shared_memory.progress_page`)."""
     RESTART_SOCKET = "ELASTICJOB_RESTART_SOCKET"
     """Path of the Unix socket of `contract.restart_messages`; unset if workers run in a torchrun of their own."""
     ROUND = "ELASTICJOB_ROUND"

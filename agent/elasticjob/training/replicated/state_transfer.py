@@ -1,4 +1,4 @@
-"""Carry out the transfer of a state that `state_sources.choose` returned."""
+"""Carry out the transfer of a state that `state_sources.choose_transfer` returned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Start workers: as forks of the fork server if the command is Python and the self-test passed, else by exec."""
+"""Start workers: as forks of the fork server if the command is Python and the self-test passed, else by exec.
+
+This is not about launchers such as torchrun or deepspeed in your command: those are in `in_workers/launchers.py`.
+"""
 
 from __future__ import annotations
 

@@ -128,8 +128,8 @@ def _report_ready(state: AgentState) -> AgentDecision:
 
 def function_called(state: AgentState) -> AgentDecision:
     """Report once, from the node of group rank 0, that the function of this job can be called again."""
-    is_first_node = state.last_round is not None and state.last_round.start.group_rank == 0
-    if state.announcement.restartable or not is_first_node:
+    has_group_rank_0 = state.last_round is not None and state.last_round.start.group_rank == 0
+    if state.announcement.restartable or not has_group_rank_0:
         return AgentDecision(state)
     return _report_ready(replace(state, announcement=replace(state.announcement, restartable=True)))
 

@@ -1,7 +1,7 @@
 """Launchers other than torchrun in a training command: which ones elasticjob replaces, and which ones it refuses. Pure.
 
-`elasticjob run`, the operator, the chart's admission policy, the agent and the converter read this one table. What the
-words of a command do not show (a script file, an own program) is noticed when the launcher starts below a worker.
+The operator, `elasticjob run`, the agent and the converter read these tables. What the words of a command do not show
+(a script file, an own program) is noticed when the launcher starts below a worker: `in_workers/sitecustomize.py`.
 """
 
 from __future__ import annotations

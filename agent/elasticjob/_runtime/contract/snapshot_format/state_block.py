@@ -40,7 +40,7 @@ class BlockHeader:
     """The header of a block."""
 
     sequence: int
-    """The number that orders blocks (`training.blocks.commit_sequence`)."""
+    """The number that orders blocks (`snapshot_format.commit_sequence`)."""
     step: int
     """NO_STEP for ABSENT."""
     json_size: int

@@ -21,7 +21,7 @@ from elasticjob._runtime.rendezvous.state import CoordinatorState, LastRound, Ro
 
 CONFIRMATION_SECONDS = 10.0
 """How long a confirmation holds, in seconds after the request. The operator treats a store that may hold one as ended
-only after at least this long (`plan.store_confirmation`)."""
+only after at least this long (`plan.store_pods.store_confirmation`)."""
 
 
 def least_complete_round(state: CoordinatorState) -> LastRound:

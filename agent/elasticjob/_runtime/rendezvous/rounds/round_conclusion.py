@@ -74,7 +74,7 @@ def conclude_round(state: CoordinatorState, now: float) -> RoundDecision | None:
     round_ = state.round
     if round_ is None or round_.ending is None or not all(m.accounted_for for m in round_.members.values()):
         return None
-    ended = _find_cause(state, round_, round_.ending, now)
+    ended = _ended_with_cause(state, round_, round_.ending, now)
     hang = ended.failure is not None and ended.failure.kind is FailureClass.HANG
     fatal_hang = hang and ended.charged and state.settings.hang_action is HangAction.FAIL_JOB
     ended = ended if fatal_hang else _apply_failure_rules(state, ended)
@@ -82,6 +82,7 @@ def conclude_round(state: CoordinatorState, now: float) -> RoundDecision | None:
     final = FINAL_EXCEPTIONS.get(ended.failure.exception, "") if ended.failure is not None else ""
     at_once = fatal_hang or failed_by_rule or bool(final)
     job_failed = at_once or (ended.charged and state.charged_at(ended.time) >= state.settings.max_restarts)
+    # The failure that ends the job starts no restart, so none is charged.
     ended = replace(ended, charged=ended.charged and not job_failed)
     stop = now - round_.ending.since
     stop = stop if state.shortest_stop is None else min(stop, state.shortest_stop)
@@ -132,7 +133,7 @@ def _apply_failure_rules(state: CoordinatorState, ended: RoundEnded) -> RoundEnd
     return replace(ended, rule=rule.name, action=rule.action, charged=ended.charged and counts)
 
 
-def _find_cause(state: CoordinatorState, round_: Round, ending: RoundEnding, now: float) -> RoundEnded:
+def _ended_with_cause(state: CoordinatorState, round_: Round, ending: RoundEnding, now: float) -> RoundEnded:
     """Return the ended round with its root cause.
 
     Failures of members that were lost or left are never the cause. A broken collective is not the cause if a member was

@@ -36,7 +36,8 @@ from elasticjob._runtime.rendezvous.state import (
 
 
 def end_broken_round(state: CoordinatorState, now: float) -> RoundDecision | None:
-    """End a running round with a lost, failed, leaving or stopped member."""
+    """End a running round: a member is lost, failed, leaving (surplus after a scale-down) or stopped, or has lost its
+    state."""
     round_ = state.round
     if round_ is None or round_.ending is not None:
         return None

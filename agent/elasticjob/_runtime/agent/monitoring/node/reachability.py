@@ -67,7 +67,7 @@ class ReachabilityMonitor:
         """The link to the coordinator, while there is one."""
         self._coordinator_until = -math.inf
         """Until when this node trusts the coordinator, according to the last answer that was checked; loop time."""
-        self._first_node: ControlLink | None = None
+        self._round_store_link: ControlLink | None = None
         """The link of this node to the round's store, while there is one and it is on another node."""
         self._links: dict[tuple[RoundId, int], ControlLink] = {}
         """Links of other nodes to the stores of this node, by round and group rank."""
@@ -114,7 +114,7 @@ class ReachabilityMonitor:
         if self._round is not None and self._coordinator is not None:
             self._ended = self._round.round
             self._end_links(lambda round_id: round_id <= self._ended)
-        self._round, self._first_node = None, None
+        self._round, self._round_store_link = None, None
         self._is_cut_off = False
         self._set_timer(None)
         if self._task is not None:
@@ -134,11 +134,11 @@ class ReachabilityMonitor:
                 )  # fmt: skip
                 try:
                     link.send(MemberLink(start.round, start.group_rank))
-                    self._first_node = link
+                    self._round_store_link = link
                     await self._until_closed(link)
                 finally:
                     link.close()
-                self._first_node = None
+                self._round_store_link = None
                 self._check_within()
             await asyncio.sleep(BACKOFF)
 
@@ -184,7 +184,7 @@ class ReachabilityMonitor:
     def _links_of(self, start: StartRound) -> dict[int, ControlLink]:
         """Return the links to other nodes, by group rank."""
         links = {rank: link for (round_id, rank), link in self._links.items() if round_id == start.round}
-        return links if self._first_node is None else {**links, 0: self._first_node}
+        return links if self._round_store_link is None else {**links, 0: self._round_store_link}
 
     def _check_within(self, seconds: float = 0.0) -> None:
         """Check within so many seconds, only once for all the links that are lost until then."""

@@ -1,4 +1,4 @@
-"""The agent's side of `contract.progress_page`: read the workers' steps, and set the step at which they stop.
+"""The agent's side of `contract.shared_memory.progress_page`: read the workers' steps, and set the step where they stop.
 
 Workers write their steps into shared memory, which the agent reads when it needs them: a step wakes no process.
 """

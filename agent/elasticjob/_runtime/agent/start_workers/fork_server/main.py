@@ -203,7 +203,7 @@ def _serve(
     if isinstance(first, ForkRequest):
         return first
     groups = [first]
-    # Not before: a running job that this node joins ends its round then, and all its nodes wait for the workers here.
+    # Sent only now: a running job that this agent joins ends its round at this message, and waits for the workers here.
     control.send(readiness)
     while True:
         # No prefork right after a request: the workers that start need the processors.
