@@ -1,4 +1,4 @@
-"""The agent's side of `contract.shared_memory.progress_page`: read the workers' steps, and set the step where they stop.
+"""The agent's side of `contract.shared_memory.progress_page`: read the workers' steps, and set the step they stop at.
 
 Workers write their steps into shared memory, which the agent reads when it needs them: a step wakes no process.
 """
