@@ -28,8 +28,14 @@ _trainings = 0
 
 def add_callback(trainer: Any) -> None:
     """Add a `SavingStop` to a Trainer, unless its script uses elasticjob itself or saves no checkpoints."""
-    if not uses_elasticjob() and _saves(trainer.args):
+    if not _is_elastic(trainer) and _saves(trainer.args):
         trainer.add_callback(SavingStop(trainer))
+
+
+def count_training() -> None:
+    """Count a training that begins, whatever it begins from: the second one of a script is the second in each round."""
+    global _trainings
+    _trainings += 1
 
 
 def checkpoint_of_job(trainer: Any) -> str | None:
@@ -38,9 +44,8 @@ def checkpoint_of_job(trainer: Any) -> str | None:
     Checkpoints of other jobs in the same folder are not used: without elasticjob the script would begin anew too. All
     ranks call it.
     """
-    global _trainings
-    _trainings += 1
-    if not any(isinstance(callback, SavingStop) for callback in trainer.callback_handler.callbacks):
+    callbacks = trainer.callback_handler.callbacks
+    if _is_elastic(trainer) or not any(isinstance(callback, SavingStop) for callback in callbacks):
         return None
     own = _own_checkpoints(trainer.args.output_dir, _mark())
     found: list[Any] = [own]
@@ -119,6 +124,12 @@ class SavingStop(TrainerCallback):  # type: ignore[misc]  # transformers is not 
         if self._training and trainer.state.global_step != self._saved:
             trainer._save_checkpoint(trainer.model_wrapped, None)
             trainer.control = trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
+
+
+def _is_elastic(trainer: Any) -> bool:
+    """Return whether the script, the Trainer's class or one of its callbacks uses elasticjob: it has its own state."""
+    classes = {*type(trainer).__mro__, *map(type, trainer.callback_handler.callbacks)} - {SavingStop}
+    return uses_elasticjob() or any(kind.__module__.partition(".")[0] == "elasticjob" for kind in classes)
 
 
 def _saves(args: Any) -> bool:

@@ -21,6 +21,8 @@ _FLAGS, _THREADS, _EXIT_CODE = 6, 17, 49
 """
 _PF_EXITING = 4
 """The flag of a thread that the kernel is ending: it runs neither code of its program nor system calls any more."""
+_MULTIPROCESSING = (b"--multiprocessing-fork", b"-m multiprocessing.forkserver")
+"""Arguments of the processes that Python's multiprocessing starts other than by a fork."""
 MAX_OOM_SCORE = 1000
 """The oom_score_adj of a process that the kernel kills before all others (proc(5))."""
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -76,10 +78,12 @@ def signal_group(leader: int, number: signal.Signals) -> None:
     before it leads its group. A signal other than SIGKILL does not go to the helpers of a program that handles it, such
     as the workers of a data loader: the program may need them until it has saved.
     """
-    if number is not signal.SIGKILL and (helpers := _helpers_in(leader, number)):
-        for pid in _group(leader) - helpers:
-            signal_one(pid, number)
-        return
+    if number is not signal.SIGKILL:
+        group = _group(leader)
+        if helpers := _helpers_in(group, number):
+            for pid in group - helpers:
+                signal_one(pid, number)
+            return
     try:
         os.killpg(leader, number)
     except ProcessLookupError:
@@ -89,28 +93,34 @@ def signal_group(leader: int, number: signal.Signals) -> None:
 
 
 def _group(leader: int) -> set[int]:
-    """Return the processes below this one that are in a process group."""
-    found = set()
-    for pid in descendants(os.getpid()):
-        with suppress(ProcessLookupError):
-            if os.getpgid(pid) == leader:
-                found.add(pid)
-    return found
+    """Return the processes of a group: the leader, those below it, and those whose parent in the group has ended."""
+    roots = {leader, *filter(lambda pid: _is_in(leader, pid), _children(os.getpid()))}
+    below = set().union(*(descendants(root) for root in roots))
+    return {pid for pid in roots | below if _is_in(leader, pid)}
 
 
-def _helpers_in(leader: int, number: signal.Signals) -> set[int]:
+def _is_in(leader: int, pid: int) -> bool:
+    try:
+        return os.getpgid(pid) == leader
+    except ProcessLookupError:
+        return False
+
+
+def _helpers_in(group: set[int], number: signal.Signals) -> set[int]:
     """Return the processes of a group that are forks of a parent which handles the signal, or multiprocessing's.
 
     Other children get the signal: a shell that has a trap may wait for them.
     """
     helpers = set()
-    for parent in _group(leader):
+    for parent in group:
         if not _handles(parent, number):
             continue
         command = _command_line(parent)
         for child in _children(parent):
             own = _command_line(child)
-            if own == command or any(b"multiprocessing" in word for word in own):
+            if own == command or any(
+                word in _MULTIPROCESSING or word.startswith(b"from multiprocessing.") for word in own
+            ):
                 helpers.add(child)
     return helpers
 
@@ -120,8 +130,8 @@ def _handles(pid: int, number: signal.Signals) -> bool:
         status = Path(f"/proc/{pid}/status").read_text(errors="replace")
     except OSError:
         return False
-    mask = int(status.partition("\nSigCgt:")[2].split()[0], 16)
-    return bool(mask >> (number - 1) & 1)
+    mask = status.partition("\nSigCgt:")[2].split()  # some kernels, such as gVisor's, do not say
+    return bool(mask) and bool(int(mask[0], 16) >> (number - 1) & 1)
 
 
 def descendants(root: int, *, without: Iterable[int] = ()) -> set[int]:

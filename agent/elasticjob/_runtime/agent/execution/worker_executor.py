@@ -131,6 +131,7 @@ class WorkerExecutor:
         self._report_exec()
         if failure is not None:
             self.dispatch(events.WorkerEnded(start.round, 0, failure))
+            self.reap()  # a process that died meanwhile must not stay in the table
             return
         self.monitors.watch_for_hangs(start)
         self.dispatch(events.WorkersLaunched(start.round))

@@ -70,20 +70,21 @@ def separate_rank(environment: Mapping[str, str], argv: Sequence[str]) -> Separa
     )
 
 
-def end_separate_worlds(pids: Iterable[int], error_files: Mapping[int, str]) -> None:
-    """End each worker below which one of these processes trains in another world: no restart can mend that.
+def end_separate_worlds(pids: Iterable[int], workers: Mapping[int, tuple[int, str]]) -> None:
+    """End each worker of which one of these processes trains in another world: no restart can mend that.
 
-    `error_files`: of the running workers, by local rank. The reason is in the worker's before its processes end.
+    `workers`: process id and error file of the running workers, by local rank. The reason is in the file before the
+    worker ends, also if the process that trains apart has lost its parent.
     """
     for pid in pids:
         try:
             found = separate_rank(_environment(pid), _texts(pid, "cmdline"))
             if found is None or not _has_torch(pid) or not _is_connected(pid, found.port):
                 continue
-            leader = _worker_of(pid)
         except (OSError, ValueError):  # it has ended, or belongs to another user
             continue
-        if (path := error_files.get(found.local_rank)) is not None:
+        if (worker := workers.get(found.local_rank)) is not None:
+            leader, path = worker
             record_refusal(path, found.message)
             kill({leader, pid})
 
@@ -128,12 +129,3 @@ def _is_connected(pid: int, port: int) -> bool:
             if state in (_ESTABLISHED, _LISTENING) and port in ports and f"socket:[{fields[5]}]" in own:
                 return True
     return False
-
-
-def _worker_of(pid: int) -> int:
-    """Return the child of this process that a process descends from."""
-    while True:
-        parent = int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
-        if parent in (0, 1, os.getpid()):
-            return pid
-        pid = parent

@@ -361,8 +361,8 @@ class WorkerGroup:
 
     def end_separate_worlds(self) -> None:
         """End each worker below which processes train in another world than the round's."""
-        files = {worker.local_rank: worker.error_file for worker in self.table.workers(IN_ROUND).values()}
-        end_separate_worlds(self._stop_sequence.processes(), files)
+        running = {worker.local_rank: (pid, worker.error_file) for pid, worker in self.table.workers(IN_ROUND).items()}
+        end_separate_worlds(self._stop_sequence.processes(), running)
 
     def find_early_variables(self) -> None:
         """Let the launcher know if a script sets variables that its fork has read before."""

@@ -229,8 +229,8 @@ def _has_signal(pid: int, *fields: str) -> bool:
         status = Path(f"/proc/{pid}/status").read_text(errors="replace")
     except OSError:
         return False
-    masks = (int(status.partition(f"\n{field}:")[2].split()[0], 16) for field in fields)
-    return any(mask >> (STACK_DUMP_SIGNAL - 1) & 1 for mask in masks)
+    texts = (status.partition(f"\n{field}:")[2].split() for field in fields)  # gVisor's kernel does not have all
+    return any(int(text[0], 16) >> (STACK_DUMP_SIGNAL - 1) & 1 for text in texts if text)
 
 
 def _size(path: str) -> int:

@@ -64,6 +64,9 @@ def _callback(package: Any) -> Any:
             if trainer.is_global_zero and self.send_at < math.inf:
                 self.send(trainer, pl_module)
 
+        def __reduce__(self) -> Any:
+            return package.Callback, ()  # a process that unpickles the trainer has no such class
+
         def send(self, trainer: Any, pl_module: Any) -> None:
             self.send_at = time.monotonic() + _INTERVAL if _post(_progress(trainer, pl_module)) else math.inf
 

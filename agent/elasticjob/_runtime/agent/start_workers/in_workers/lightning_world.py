@@ -29,12 +29,13 @@ def follow_round(module: ModuleType) -> None:
 
 def _with_numbers_of_round(check: Any) -> Any:
     @functools.wraps(check)
-    def with_numbers_of_round(self: Any, devices: Any, num_nodes: Any) -> None:
-        if _in_round():
+    def with_numbers_of_round(self: Any, devices: Any, num_nodes: Any, *args: Any, **named: Any) -> None:
+        # A Trainer of one device and one node after the training is meant so, such as the one that tests the model.
+        if _in_round() and (num_nodes != 1 or TRAINS not in os.environ):
             local = int(assigned()["LOCAL_WORLD_SIZE"])
             devices = local if devices == "auto" else devices
             num_nodes = int(assigned()["WORLD_SIZE"]) // local
-        check(self, devices=devices, num_nodes=num_nodes)
+        check(self, devices, num_nodes, *args, **named)
 
     return with_numbers_of_round
 
@@ -44,7 +45,9 @@ def fail_at_once(module: ModuleType) -> None:
     environment = getattr(module, "TorchElasticEnvironment", None)
     if environment is None:
         return
-    validate = environment.validate_settings
+    validate = getattr(environment, "validate_settings", None)
+    if validate is None:  # Lightning before 2.1
+        return
 
     @functools.wraps(validate)
     def validate_settings(self: Any, num_devices: int, num_nodes: int) -> None:

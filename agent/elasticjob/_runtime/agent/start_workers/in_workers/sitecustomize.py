@@ -73,7 +73,10 @@ def _patch(name: str, module: ModuleType) -> None:
     if not hasattr(module, _PATCHED):
         setattr(module, _PATCHED, True)
         for patch in PATCHES[name]:
-            _function(patch)(module)
+            try:
+                _function(patch)(module)
+            except Exception as error:  # another version of the package: the program is to start all the same
+                print(f"[elasticjob] {name} is not patched by {patch}: {error!r}", file=sys.stderr)
 
 
 def _function(patch: str) -> Callable[..., None]:

@@ -37,7 +37,11 @@ def separate_stages(module: ModuleType) -> None:
     def _create_c10d_store(hostname: str, port: int, rank: int, world_size: int, *args: Any, **named: Any) -> Any:
         check_world(rank, world_size)  # ranks of another launcher would wait for a store that no process serves
         store = create(hostname, port, rank, world_size, *args, **named)
-        if not _is_of_round(hostname, port) or (stage := _stage(store, rank)) == 0:
+        if not _is_of_round(hostname, port):
+            return store
+        if prefix := _prefix_below_rank():
+            return sys.modules["torch.distributed"].PrefixStore(prefix, store)
+        if (stage := _stage(store, rank)) == 0:
             return store
         return sys.modules["torch.distributed"].PrefixStore(f"stage_{stage}", store)
 
@@ -67,6 +71,15 @@ def _is_of_round(hostname: str, port: int) -> bool:
     given = assigned()
     served = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     return served and (hostname, str(port)) == (given.get("MASTER_ADDR"), given.get("MASTER_PORT"))
+
+
+def _prefix_below_rank() -> str:
+    """Return the prefix for what a rank that trains has started, such as its evaluation; "" for the ranks themselves.
+
+    Such a process may call itself rank 0: it must not count as a group of the round's rank 0.
+    """
+    trains = os.environ.get(TRAINS, "")
+    return "" if trains in ("", str(os.getpid())) else f"below_rank_{assigned().get('RANK')}_process_{trains}"
 
 
 def _stage(store: Any, rank: int) -> int:

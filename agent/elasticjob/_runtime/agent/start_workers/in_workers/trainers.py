@@ -36,8 +36,9 @@ def extend_trainer(module: ModuleType) -> None:
 
     @functools.wraps(train)
     def extended_train(self: Any, resume_from_checkpoint: Any = None, *args: Any, **named: Any) -> Any:
-        if not resume_from_checkpoint and (found := _framework("plain_trainer")) is not None:
-            resume_from_checkpoint = found.checkpoint_of_job(self) or resume_from_checkpoint
+        if (found := _framework("plain_trainer")) is not None:
+            found.count_training()
+            resume_from_checkpoint = resume_from_checkpoint or found.checkpoint_of_job(self) or resume_from_checkpoint
         return train(self, resume_from_checkpoint, *args, **named)
 
     trainer.__init__, trainer.train = extended_init, extended_train
