@@ -49,7 +49,7 @@ def train(gpu, nodes, node, url):
     dist.init_process_group("gloo", init_method=url, world_size=2 * nodes, rank=2 * node + gpu)
     ranks = torch.tensor([1.0])
     dist.all_reduce(ranks)
-    print("trained as", dist.get_rank(), "of", int(ranks.item()), flush=True)
+    print(f"trained as {dist.get_rank()} of {int(ranks.item())}\\n", end="", flush=True)
     dist.destroy_process_group()
 
 if __name__ == "__main__":
