@@ -131,3 +131,14 @@ def test_a_process_that_stays_counts_from_0_in_the_next_round(worker: Worker, fo
     assert worker.begin() == ""
     worker.end()
     assert worker.begin() == "stage_1"
+
+
+def test_a_group_that_a_rank_starts_below_itself_counts_for_no_rank(
+    monkeypatch: pytest.MonkeyPatch, worker: Worker
+) -> None:
+    assert worker.begin() == ""
+    worker.end()
+    counted = dict(worker.store.numbers)
+    monkeypatch.setenv("ELASTICJOB_TRAINS", "1")  # as in a program that the rank, process 1, has started
+    assert "below_rank_1_process_1" in worker.begin()
+    assert worker.store.numbers == counted
