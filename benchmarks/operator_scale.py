@@ -217,13 +217,13 @@ class Run:
 
     async def restart(self) -> dict[str, Sample]:
         """End the operator and start it again."""
-        generation = max(store.view_generation for store in self.pods.stores())
+        before = self._generations()
         restarts, pods = self._restarts(), set(self.pods.pods)
         began = time.monotonic()
         await self.operator.stop()
         stopped = time.monotonic() - began
         self.operator.start()
-        await self.pods.until("all stores have a view", lambda: self._followed(generation), LIMIT)
+        await self.pods.until("all stores have a view", lambda: self._followed(before), LIMIT)
         seconds = time.monotonic() - began
         used = await self.operator.wait_until_quiet(LIMIT)
         parts = {"until it had stopped": stopped, "requests a job": total(used) / self.jobs}
@@ -298,9 +298,16 @@ class Run:
     def _restarts(self) -> int:
         return sum(int(job.get("status", {}).get("restarts", 0)) for job in self.pods.jobs.values())
 
-    def _followed(self, generation: int) -> bool:
-        stores = [self.pods.serving_store(name) for name in self.names]
-        return all(store is not None and store.view_generation > generation for store in stores)
+    def _generations(self) -> dict[str, int]:
+        """Return the generation of the view that each job's store has; -1 without one.
+
+        They differ: an operator raises the generation of one job's views if the store has one from before.
+        """
+        stores = {name: self.pods.serving_store(name) for name in self.names}
+        return {name: -1 if store is None else store.view_generation for name, store in stores.items()}
+
+    def _followed(self, before: Mapping[str, int]) -> bool:
+        return all(generation > before[name] for name, generation in self._generations().items())
 
 
 STEPS: dict[Callable[[Run], Awaitable[dict[str, Sample]]], tuple[str, ...]] = {
