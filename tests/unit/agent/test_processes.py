@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob._runtime.agent.processes import cleaners, descendants, signal_group
+from elasticjob._runtime.agent.processes import cleaners, descendants, is_in_masks, signal_group
 
 MAIN_THREAD_ENDS = """
 import ctypes, threading, time
@@ -118,3 +118,16 @@ def test_children_of_the_other_threads_are_found_when_one_has_ended(monkeypatch:
             assert process.pid in descendants(os.getpid())
         finally:
             process.kill()
+
+
+@pytest.mark.parametrize(
+    ("status", "found"),
+    [
+        ("Name:\tx\nSigCgt:\t0000000000004000\n", True),
+        ("Name:\tx\nSigBlk:\t0000000000000000\nSigCgt:\t0000000000000002\n", False),
+        ("Name:\tx\nState:\tS\n", False),
+    ],
+    ids=["has a handler", "has none", "a kernel that does not say"],
+)
+def test_a_signal_is_searched_in_the_masks_that_there_are(status: str, found: bool) -> None:
+    assert is_in_masks(status, signal.SIGTERM, "SigCgt") is found

@@ -21,8 +21,6 @@ _FLAGS, _THREADS, _EXIT_CODE = 6, 17, 49
 """
 _PF_EXITING = 4
 """The flag of a thread that the kernel is ending: it runs neither code of its program nor system calls any more."""
-_MULTIPROCESSING = (b"--multiprocessing-fork", b"-m multiprocessing.forkserver")
-"""Arguments of the processes that Python's multiprocessing starts other than by a fork."""
 MAX_OOM_SCORE = 1000
 """The oom_score_adj of a process that the kernel kills before all others (proc(5))."""
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -113,25 +111,28 @@ def _helpers_in(group: set[int], number: signal.Signals) -> set[int]:
     """
     helpers = set()
     for parent in group:
-        if not _handles(parent, number):
+        if not has_signal(parent, number, "SigCgt"):
             continue
         command = _command_line(parent)
         for child in _children(parent):
             own = _command_line(child)
-            if own == command or any(
-                word in _MULTIPROCESSING or word.startswith(b"from multiprocessing.") for word in own
-            ):
+            if own == command or any(word.startswith(b"from multiprocessing.") for word in own):
                 helpers.add(child)
     return helpers
 
 
-def _handles(pid: int, number: signal.Signals) -> bool:
+def has_signal(pid: int, number: int, *fields: str) -> bool:
+    """Return whether a signal is in one of these masks of a process's main thread, such as SigCgt: it has a handler."""
     try:
-        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
+        return is_in_masks(Path(f"/proc/{pid}/status").read_text(errors="replace"), number, *fields)
     except OSError:
         return False
-    mask = status.partition("\nSigCgt:")[2].split()  # some kernels, such as gVisor's, do not say
-    return bool(mask) and bool(int(mask[0], 16) >> (number - 1) & 1)
+
+
+def is_in_masks(status: str, number: int, *fields: str) -> bool:
+    """Return whether a signal is in one of these masks of a /proc/PID/status. Some kernels, as gVisor's, lack some."""
+    texts = (status.partition(f"\n{field}:")[2].split() for field in fields)
+    return any(int(text[0], 16) >> (number - 1) & 1 for text in texts if text)
 
 
 def descendants(root: int, *, without: Iterable[int] = ()) -> set[int]:

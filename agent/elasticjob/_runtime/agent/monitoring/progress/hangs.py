@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from elasticjob._runtime.agent.processes import is_stopped
+from elasticjob._runtime.agent.processes import has_signal, is_stopped
 from elasticjob._runtime.contract.failures.failure_text import MAX_MESSAGE
 from elasticjob._runtime.contract.messages import Failure, FailureClass
 from elasticjob._runtime.contract.names import STACK_DUMP_SIGNAL
@@ -215,22 +215,12 @@ async def dump_stacks(files: Mapping[int, str]) -> dict[int, str]:
 
 def _catches_signal(pid: int) -> bool:
     """Return whether the process has a handler for the signal, which would kill it otherwise."""
-    return _has_signal(pid, "SigCgt")
+    return has_signal(pid, STACK_DUMP_SIGNAL, "SigCgt")
 
 
 def _handles_signal(pid: int) -> bool:
     """Return whether the signal waits for the main thread, or its handler runs there, which blocks the signal."""
-    return _has_signal(pid, "SigPnd", "ShdPnd", "SigBlk")
-
-
-def _has_signal(pid: int, *fields: str) -> bool:
-    """Return whether the signal is in one of these masks of the main thread."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
-    except OSError:
-        return False
-    texts = (status.partition(f"\n{field}:")[2].split() for field in fields)  # gVisor's kernel does not have all
-    return any(int(text[0], 16) >> (STACK_DUMP_SIGNAL - 1) & 1 for text in texts if text)
+    return has_signal(pid, STACK_DUMP_SIGNAL, "SigPnd", "ShdPnd", "SigBlk")
 
 
 def _size(path: str) -> int:

@@ -1,0 +1,48 @@
+"""A trainer gets the callback that saves at a planned end, unless it or one of its callbacks is of elasticjob."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from elasticjob.frameworks import plain_trainer
+
+pytestmark = pytest.mark.torch
+
+
+class PlainTrainer:
+    def __init__(self, *callbacks: object) -> None:
+        self.args = SimpleNamespace(save_strategy="steps", output_dir="/nowhere")
+        self.callback_handler = SimpleNamespace(callbacks=list(callbacks))
+
+    def add_callback(self, callback: object) -> None:
+        self.callback_handler.callbacks.append(callback)
+
+
+def of_elasticjob(name: str, *bases: type) -> Any:
+    return type(name, bases, {"__module__": "elasticjob.frameworks.huggingface"})
+
+
+@pytest.fixture(autouse=True)
+def script(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script that imports elasticjob inside of a function, which its modules do not show."""
+    monkeypatch.setattr(plain_trainer, "uses_elasticjob", lambda: False)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "added"),
+    [
+        (PlainTrainer(), 1),
+        (of_elasticjob("ElasticTrainer", PlainTrainer)(), 0),
+        (PlainTrainer(of_elasticjob("ElasticCallback")()), 0),
+    ],
+    ids=["plain", "a trainer of elasticjob", "a callback of elasticjob"],
+)
+def test_what_is_of_elasticjob_gets_nothing_added(trainer: PlainTrainer, added: int) -> None:
+    plain_trainer.add_callback(trainer)
+    found = [c for c in trainer.callback_handler.callbacks if isinstance(c, plain_trainer.SavingStop)]
+    assert len(found) == added
+    if not added:
+        assert plain_trainer.checkpoint_of_job(trainer) is None
