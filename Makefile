@@ -31,7 +31,7 @@ docs: venv ## the documentation as a site, in .cache/site (SERVE=1: on http://12
 	@$(if $(SERVE),,echo .cache/site/index.html)
 
 .PHONY: unit
-unit: venv ## tests without cluster or torch, and a sample of the explorer's (a minute on two cores)
+unit: venv ## tests without cluster or torch, and a sample of the explorer's (two minutes on two cores)
 	@pytest -q -n auto --dist worksteal tests/unit tests/compat tests/model --quick
 
 .PHONY: model

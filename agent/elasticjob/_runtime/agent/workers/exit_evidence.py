@@ -95,7 +95,7 @@ class ExitEvidence:
         return failure_of(evidence, self._config.pod)
 
     def collective_failed(self, worker: Worker, text: str) -> Failure:
-        """Return the failure of a worker of which torch has found a collective to fail."""
+        """Return the failure of a worker in which torch has noticed a failed collective."""
         kind, pod = FailureClass.COLLECTIVE_FAILED, self._config.pod
         return Failure(kind, pod, time.time(), rank=worker.rank, message=text[:MAX_MESSAGE])
 

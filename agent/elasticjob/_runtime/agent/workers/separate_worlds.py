@@ -71,7 +71,7 @@ def separate_rank(environment: Mapping[str, str], argv: Sequence[str]) -> Separa
 
 
 def end_separate_worlds(pids: Iterable[int], workers: Mapping[int, tuple[int, str]]) -> None:
-    """End each worker of which one of these processes trains in another world: no restart can mend that.
+    """End each worker that has one of these processes, if that trains in another world: no restart can mend it.
 
     `workers`: process id and error file of the running workers, by local rank. The reason is in the file before the
     worker ends, also if the process that trains apart has lost its parent.

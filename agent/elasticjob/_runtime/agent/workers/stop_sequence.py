@@ -93,7 +93,7 @@ class StopSequence:
         self.on_results_ended: Callable[[], None] = lambda: None
         """Called once in a stop in which workers wait for `break_collectives`, when none counts a step any more."""
         self.helper_pids: set[int] = set()
-        """Process ids of the agent's children that are no workers, such as health checks, or that are given up."""
+        """Process ids of the agent's children that are not workers, such as health checks, or that it has given up."""
         self._config = config
         self._table = table
         self._changes = changes
