@@ -1,6 +1,6 @@
 """Is there memory to start new workers before the memory of the old ones is freed? (Linux)
 
-The agent does not know any more what the old worker used. It assumes the worst: all that programs of the container use.
+The agent no longer knows what the old worker used. It assumes the worst: all that programs of the container use.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def set_process_title(argv: Sequence[str]) -> None:
 
 
 def reseed() -> None:
-    """Seed the random generators again, because all forks inherit the same states and new processes have different ones."""
+    """Seed the random generators again: all forks inherit the same states, and new processes have different ones."""
     random.seed()
     if numpy_random := sys.modules.get("numpy.random"):
         numpy_random.seed()
