@@ -1,7 +1,7 @@
 """Control links to the jobs' stores: the last report of each, and the operator's view that each receives.
 
-Links decide nothing. A link enqueues the job's key when its state or report has changed. When a link is connected
-again, it sends the last operator view again.
+Links decide nothing. A link enqueues the job's key when its state or report has changed. Over a new link, the operator
+sends its view after the store's first report: that report then shows what the store accepted before.
 """
 
 from __future__ import annotations
@@ -99,6 +99,7 @@ class _Job:
     view: LinkView = field(default_factory=LinkView)
     operator_view: OperatorView | None = None
     connection: LinkConnection | None = None
+    """Set from the first report over the link on."""
     task: asyncio.Task[None] | None = None
     waits: bool = False
     """Whether the first attempt to connect to the address waits for its turn."""
@@ -296,13 +297,13 @@ class StoreLinks:
     async def _receive_reports(self, key: JobKey, job: _Job, connection: LinkConnection) -> bool:
         """Record reports until the link ends; return False if the store sent what is no report."""
         try:
-            job.connection = connection
-            job.generation.open_link()
-            self._send_view(job)
             while (message := await connection.receive()) is not None:
                 if isinstance(message, Report):
                     self._check_generation(job, message)
                     self._record_report(key, job, message)
+                    if job.connection is None:
+                        job.connection = connection
+                        self._send_view(job)
         except LinkError as error:
             log.warning("%s/%s: the link to the store failed: %s", *key, error)
             return False

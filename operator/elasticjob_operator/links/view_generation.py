@@ -25,12 +25,6 @@ class ViewGeneration:
     _lowest: int = 0
     _sent: int = -1
     """The last generation that this operator has sent to the store; -1: none."""
-    _sent_before: int | None = None
-    """`_sent` when the link opened; None once the first report has arrived over it."""
-
-    def open_link(self) -> None:
-        """Prepare for the first report over a new link: it shows what the store accepted before."""
-        self._sent_before = self._sent
 
     def next(self) -> int:
         """Return the generation of the next view."""
@@ -43,9 +37,7 @@ class ViewGeneration:
     def is_stale(self, accepted: int) -> bool:
         """Take `Report.view_lease`; return whether the store drops this operator's views, because it has accepted views
         of a newer generation, or of the same one from another operator."""
-        mine = self._sent if self._sent_before is None else self._sent_before
-        self._sent_before = None
-        return accepted > self._own() or (accepted == self._own() and accepted != mine)
+        return accepted > self._own() or (accepted == self._own() and accepted != self._sent)
 
     def raise_above(self, accepted: int) -> None:
         """Let the generation of the next view be higher than `accepted`."""

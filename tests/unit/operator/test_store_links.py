@@ -120,6 +120,7 @@ async def test_a_view_is_sent_once_with_growing_sequence_and_again_on_a_new_link
     assert {v.sent_at for v in connection.sent if isinstance(v, OperatorView)} == {stores.now}
     second = FakeConnection()
     stores.connections.append(second)
+    second.inbox.put_nowait(gathering())
     connection.inbox.put_nowait(None)
     await stores.until(lambda: second.sent)
     numbers = [v.sequence for v in (*connection.sent, *second.sent) if isinstance(v, OperatorView)]
@@ -145,6 +146,7 @@ async def test_a_new_store_gets_a_new_link_and_the_old_one_is_closed(stores: Sto
     connection = await connected(stores, gathering())
     stores.links.set_operator_view(KEY, VIEW)
     successor = FakeConnection(incarnation=1)
+    successor.inbox.put_nowait(gathering(incarnation=1))
     stores.connections.append(successor)
     stores.links.set_address(KEY, replace(ADDRESS, pod="bert-rdzv-1", incarnation=1), b"k")
     assert connection.closed
@@ -281,6 +283,26 @@ async def test_an_operator_that_connects_again_keeps_its_generation(stores: Stor
     for _ in range(10):
         await asyncio.sleep(0)
     assert leases(second) == [7]
+
+
+async def test_the_view_follows_the_first_report_so_that_this_report_does_not_count_for_another_operators(
+    stores: Stores,
+) -> None:
+    connection = FakeConnection()
+    stores.connections.append(connection)
+    stores.links.set_address(KEY, ADDRESS, b"k")
+    stores.links.set_operator_view(KEY, VIEW)
+    await stores.until(lambda: not stores.connections)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert connection.sent == []
+    connection.inbox.put_nowait(gathering())
+    await stores.until(lambda: connection.sent)
+    connection.inbox.put_nowait(gathering(worker(0), view_lease=7))
+    await stores.until(lambda: connection.inbox.empty())
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert leases(connection) == [7]
 
 
 async def test_only_an_operator_that_still_leads_raises_the_generation(stores: Stores) -> None:
