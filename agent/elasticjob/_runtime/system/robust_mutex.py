@@ -99,10 +99,7 @@ class MutexMemory:
         When this returns, another process may hold the mutex already.
         """
         futex = _FUTEX.get(os.uname().machine) if sys.maxsize > 1 << 32 else None
-        locked = (
-            w for w in self._words(number) if w.value & _WAITERS and (w.value & _OWNER_DIED or w.value & _OWNER == pid)
-        )
-        word = next(locked, None)
+        word = next((word for word in self._words(number) if _is_lock_of(word.value, pid)), None)
         if word is None or futex is None:
             return False
         while not (value := word.value) & _OWNER_DIED and value & _OWNER == pid:
@@ -145,6 +142,14 @@ def open_mutex_memory(descriptor: int | None) -> MutexMemory | None:
         return None
     finally:
         os.close(descriptor)
+
+
+def _is_lock_of(value: int, pid: int) -> bool:
+    """Return whether `value` is the word of a lock that `pid` holds, or whose owner has died.
+
+    It takes the value, because the kernel may change the word between two reads of it.
+    """
+    return bool(value & _WAITERS) and (bool(value & _OWNER_DIED) or value & _OWNER == pid)
 
 
 def _check(error: int) -> None:
