@@ -38,10 +38,12 @@ def scripts(path: Path) -> Iterator[str]:
     """Return the scripts of a file: texts in a test, code of a page, or the file itself."""
     text = path.read_text()
     if path.suffix == ".md":
-        for is_code, lines in groupby(text.splitlines(), lambda line: not line or line.startswith("    ")):
+        fenced = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+        yield from fenced.findall(text)
+        outside = fenced.sub("\n---\n", text).splitlines()
+        for is_code, lines in groupby(outside, lambda line: not line or line.startswith("    ")):
             if is_code:
                 yield "\n".join(lines)
-        yield from re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     elif path.is_relative_to(ROOT / "tests") and path.suffix == ".py":
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.count("\n") > 1:
