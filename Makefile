@@ -23,7 +23,7 @@ venv: .venv/.stamp ## Python environment for tests and local runs (.venv)
 
 .PHONY: lint
 lint: venv ## ruff, mypy --strict, import contracts, spelling
-	@ruff check --no-cache . && ruff format --no-cache --check . && codespell && mypy && lint-imports
+	@ruff check --no-cache . && ruff format --no-cache --check . && codespell && mypy && lint-imports && $(PY) .ci/reasons.py --check
 
 .PHONY: docs
 docs: venv ## the documentation as a site, in .cache/site (SERVE=1: on http://127.0.0.1:8000, built again at each change)
@@ -53,6 +53,10 @@ cluster-down: ## stop it and remove all it made
 .PHONY: images
 images: venv ## both images as OCI archives under .cache/images, without Docker
 	@$(PY) tests/images/build.py
+
+.PHONY: reasons
+reasons: venv ## generate what `elasticjob explain` says, from the tables of the documentation
+	@$(PY) .ci/reasons.py
 
 .PHONY: crds
 crds: venv ## generate crds/elasticjobs.yaml and the chart's copy of it

@@ -1,0 +1,119 @@
+"""The parsers of the command line. Only argparse is imported: `elasticjob run` starts as fast as without the others."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import NoReturn
+
+USAGE = 64
+"""Exit code for wrong flags: ExitCode.USAGE of contract.names, which must not be imported before signals are caught."""
+
+_EXAMPLES = """
+examples, on this machine:
+  elasticjob run job.yaml                     run a job's manifest as processes on this machine
+  elasticjob run job.yaml --nodes 3           the same with three nodes; overrides spec.replicas
+  elasticjob convert pytorchjob.yaml          print a PyTorchJob, TrainJob or JobSet as an ElasticJob
+  elasticjob explain OOMKilled                what a reason means, and what to do
+
+examples, on the cluster of the kubeconfig:
+  elasticjob status                           all jobs; with a name, one job on one screen
+  elasticjob why bert                         why it does not run, is not at full size, or is slow
+
+in pods:
+  elasticjob agent -- python train.py --lr 1  the command of a worker pod (reads ELASTICJOB_* variables)
+  elasticjob store                            the command of a job's store pod
+"""
+_CODES = (
+    "exit codes: 0 done, 1 the API server refuses or the job is not as wanted, 64 a flag is wrong,"
+    " 69 no cluster is reachable, 130 interrupted"
+)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(USAGE, f"{self.prog}: {message}\n")
+
+
+def command_parser(program: str, version: str) -> argparse.ArgumentParser:
+    """Return the parser of all subcommands. `program`: the name by which it was called."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = _Parser(prog=program, description="Elastic PyTorch training jobs.", epilog=_EXAMPLES, formatter_class=raw)
+    parser.add_argument("--version", action="version", version=f"elasticjob {version}")
+    subcommands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    _add_local(subcommands)
+    _add_cluster(subcommands)
+    return parser
+
+
+def _add_local(subcommands: argparse._SubParsersAction[_Parser]) -> None:
+    raw = argparse.RawDescriptionHelpFormatter
+    run = subcommands.add_parser(
+        "run",
+        help="run a job's manifest as processes on this machine",
+        description="Run an ElasticJob manifest with local processes: one store, and one agent for each replica."
+        " Ctrl-C drains the nodes and ends the job; a second Ctrl-C kills them.",
+        epilog="exit codes: 0 succeeded, 1 failed, 64 the manifest, its program or a flag is wrong, 130 interrupted",
+        formatter_class=raw,
+    )
+    run.add_argument("manifest", help="YAML file with one ElasticJob")
+    run.add_argument("--nodes", type=int, metavar="N", help="number of nodes (default: spec.replicas)")
+    convert = subcommands.add_parser(
+        "convert",
+        help="print jobs of Kubeflow, HyperPod and JobSet as ElasticJobs, or ElasticJobs in another API version",
+        description="Convert PyTorchJobs (kubeflow.org/v1), TrainJobs (trainer.kubeflow.org/v1alpha1),"
+        " HyperPodPyTorchJobs (sagemaker.amazonaws.com/v1) and JobSets (jobset.x-k8s.io) to ElasticJobs,"
+        " and ElasticJobs to another version of the API. Standard error gets a note for each field that has no"
+        " counterpart.",
+        epilog="exit codes: 0 converted, 1 notes with --strict, 2 the input is wrong, 64 a flag is wrong",
+        formatter_class=raw,
+    )
+    convert.add_argument("manifests", nargs="+", metavar="FILE", help="YAML file with jobs; - is standard input")
+    convert.add_argument("-o", "--output", metavar="FILE", help="write the ElasticJobs to this file")
+    convert.add_argument(
+        "--to",
+        choices=["v1alpha1", "v1beta1"],
+        default="v1alpha1",
+        help="API version of the ElasticJobs (default: v1alpha1; v1beta1 is a preview that no cluster serves yet)",
+    )
+    convert.add_argument("--strict", action="store_true", help="write nothing and exit with 1 if there is a note")
+    explain = subcommands.add_parser(
+        "explain",
+        help="what a reason, a phase, an Event or a failure class means, and what to do",
+        epilog="exit codes: 0 explained, 1 the name is unknown, 64 a flag is wrong",
+    )
+    explain.add_argument("reason", metavar="REASON", help="such as Unschedulable, OOMKilled or Degraded")
+    _add_output(explain)
+    subcommands.add_parser(
+        "agent",
+        help="run one node's agent: elasticjob agent -- COMMAND...",
+        usage="elasticjob agent -- COMMAND [ARG...]",
+    )
+    subcommands.add_parser("store", help="serve one job's store and coordinator", add_help=False)
+    subcommands.add_parser("version", help="print the version")
+
+
+def _add_cluster(subcommands: argparse._SubParsersAction[_Parser]) -> None:
+    status = _verb(subcommands, "status", "one job on one screen; without a name, all jobs")
+    status.add_argument("job", metavar="JOB", nargs="?", help="name of the job")
+    status.add_argument("-A", "--all-namespaces", action="store_true", help="jobs of all namespaces")
+    _add_output(status)
+    events = _verb(subcommands, "events", "what happened to a job and its pods; without a name, to all jobs")
+    events.add_argument("job", metavar="JOB", nargs="?", help="name of the job")
+    events.add_argument("--warnings", action="store_true", help="only warnings")
+    events.add_argument("-w", "--watch", action="store_true", help="go on with new Events until Ctrl-C")
+    _add_output(events)
+
+
+def _verb(subcommands: argparse._SubParsersAction[_Parser], name: str, text: str) -> argparse.ArgumentParser:
+    """Add a verb that talks to a cluster, with kubectl's flags."""
+    verb = subcommands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.", epilog=_CODES)
+    verb.add_argument("-n", "--namespace", metavar="NAME", help="namespace (default: that of the context)")
+    verb.add_argument("--context", metavar="NAME", help="context of the kubeconfig (default: the current one)")
+    verb.add_argument("--kubeconfig", metavar="FILE", help="default: $KUBECONFIG, then ~/.kube/config")
+    return verb
+
+
+def _add_output(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("-o", "--output", choices=["json", "yaml"], help="for programs (default: text for people)")

@@ -1,0 +1,1 @@
+"""The connection of the command line to a cluster, in the words of the API server."""

@@ -1,0 +1,50 @@
+"""Run a verb that talks to a cluster, and turn its errors into a line and an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+
+from elasticjob.cli.cluster.connection import Cluster, connect_to_cluster
+from elasticjob.cli.cluster.errors import ClusterError
+from elasticjob.cli.views.output import VerbOutput
+
+INTERRUPTED_BY_USER = 130
+
+
+def run_cluster_command(options: argparse.Namespace) -> int:
+    """Run the verb that `options.command` names and return the exit code."""
+    output = VerbOutput(getattr(options, "output", None))
+    try:
+        cluster = connect_to_cluster(options.kubeconfig, options.context, options.namespace)
+        return _run_verb(cluster, output, options)
+    except ClusterError as error:
+        output.note(f"elasticjob {options.command}: {error}")
+        return error.exit_code
+    except KeyboardInterrupt:
+        return INTERRUPTED_BY_USER
+    except BrokenPipeError:
+        # The reader, such as `head`, has what it wanted. Python would report the error again at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _run_verb(cluster: Cluster, output: VerbOutput, options: argparse.Namespace) -> int:
+    now = time.time()
+    match options.command:
+        case "status" if options.job is None:
+            from elasticjob.cli.verbs.status import show_jobs
+
+            return show_jobs(cluster, output, now, all_namespaces=options.all_namespaces)
+        case "status":
+            from elasticjob.cli.verbs.status import show_status
+
+            return show_status(cluster, output, options.job, now)
+        case "events":
+            from elasticjob.cli.verbs.events import show_events
+
+            return show_events(cluster, output, options.job, now, warnings=options.warnings, watch=options.watch)
+        case _:
+            raise AssertionError(f"{options.command} is not a verb of a cluster")
