@@ -6,6 +6,9 @@ SHELL := /bin/bash -o pipefail
 unexport PYTHONDONTWRITEBYTECODE
 PY := .venv/bin/python
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
+# Tests marked `deep` repeat at length what shorter ones show: `make deep` runs them, MARKED= runs all.
+MARKED := not deep
+PYTEST = pytest -q $(if $(MARKED),-m '$(MARKED)')
 
 help: ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 18
@@ -32,11 +35,11 @@ docs: venv ## the documentation as a site, in .cache/site (SERVE=1: on http://12
 
 .PHONY: unit
 unit: venv ## tests without cluster or torch, and a sample of the explorer's (two minutes on two cores)
-	@pytest -q -n auto --dist worksteal tests/unit tests/compat tests/model --quick
+	@$(PYTEST) -n auto --dist worksteal tests/unit tests/compat tests/model --quick
 
 .PHONY: model
-model: venv ## the explorer: interleavings of the pure decisions (six minutes on two cores)
-	@pytest -q -n auto --dist worksteal --timeout 1800 tests/model
+model: venv ## the whole explorer: interleavings of the pure decisions (six minutes on two cores; SAMPLE=1: each test with one of ten rows)
+	@$(PYTEST) -n auto --dist worksteal --timeout 1800 tests/model $(if $(SAMPLE),--sample)
 
 .PHONY: programs
 programs: ## build what the cluster runs, once (8 minutes on two cores)
@@ -64,15 +67,15 @@ crds: venv ## generate crds/elasticjobs.yaml and the chart's copy of it
 
 .PHONY: integration
 integration: venv ## torch as our peer, and real processes on this machine; a GPU, where there is one
-	@pytest -q tests/conformance tests/integration tests/gpu --ignore tests/integration/test_cluster.py
+	@$(PYTEST) tests/conformance tests/integration tests/gpu --ignore tests/integration/test_cluster.py
 
 .PHONY: cluster-test
 cluster-test: venv cluster ## the cluster itself: its verbs, and that it leaves nothing behind
-	@pytest -q tests/integration/test_cluster.py
+	@$(PYTEST) tests/integration/test_cluster.py
 
 .PHONY: operator-test
 operator-test: venv programs ## the operator on a real API server, with simulated pods
-	@pytest -q tests/api_server
+	@$(PYTEST) tests/api_server
 
 .PHONY: metrics-server
 metrics-server: ## build metrics-server, for the test of an autoscaler, once (3 minutes on two cores)
@@ -80,18 +83,18 @@ metrics-server: ## build metrics-server, for the test of an autoscaler, once (3 
 
 .PHONY: e2e
 e2e: venv cluster images metrics-server ## everything, on the real cluster (it stays up afterwards)
-	@pytest -q tests/e2e
+	@$(PYTEST) tests/e2e
 
 .PHONY: network-policies
 network-policies: venv cluster images ## faults on the real cluster while NetworkPolicies are enforced (20 minutes; not part of `make test`)
 	@pytest -q tests/network_policies; result=$$?; PYTHONPATH=tests $(PY) -m network_policies.enforcer; exit $$result
 
 .PHONY: test
-test: ## all tests, fast ones first; those on the cluster run beside the others, and the explorer in the time that all leave
+test: ## what CI runs, fast tests first; those on the cluster run beside the others (`make deep` has the rest)
 	@$(MAKE) --no-print-directory lint
 	@$(MAKE) --no-print-directory unit
 	@$(MAKE) --no-print-directory -j2 programs images
-	@.ci/beside 'nice -n 19 $(MAKE) --no-print-directory model' '$(MAKE) --no-print-directory slow-tests'
+	@.ci/beside 'nice -n 19 $(MAKE) --no-print-directory model SAMPLE=1' '$(MAKE) --no-print-directory slow-tests'
 
 .PHONY: slow-tests
 slow-tests:
@@ -99,6 +102,11 @@ slow-tests:
 	@$(MAKE) --no-print-directory operator-test
 	@$(MAKE) --no-print-directory metrics-server
 	@.ci/beside '$(MAKE) --no-print-directory e2e' '$(MAKE) --no-print-directory integration'
+
+.PHONY: deep
+deep: ## the tests that `make test` leaves out: the whole explorer, and those marked `deep`
+	@$(MAKE) --no-print-directory model
+	@$(MAKE) --no-print-directory integration MARKED=deep
 
 .PHONY: demo
 demo: ## a cluster, a plain job, one in process, and everything taken away while they train

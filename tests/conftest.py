@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
+from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # A shell starts background processes with both ignored, and the processes that tests start would inherit that.
@@ -13,3 +16,23 @@ signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 # Time is no property: a busy machine pauses a process for longer than hypothesis allows for one example.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
+
+_DESELECTED = pytest.StashKey[int]()
+
+
+def pytest_deselected(items: Sequence[pytest.Item]) -> None:
+    """Count, in a worker of pytest-xdist, what it leaves out: the summary of the run has no number for it."""
+    if items and hasattr(items[0].config, "workeroutput"):
+        config: Any = items[0].config
+        config.workeroutput["deselected"] = config.workeroutput.get("deselected", 0) + len(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Keep the number that a worker of pytest-xdist has counted; all workers collect the same tests."""
+    node.config.stash[_DESELECTED] = getattr(node, "workeroutput", {}).get("deselected", 0)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if number := config.stash.get(_DESELECTED, 0):
+        terminalreporter.write_line(f"{number} tests were left out (deselected)")

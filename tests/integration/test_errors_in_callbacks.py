@@ -36,19 +36,21 @@ while not os.path.exists(sys.argv[1]):
 """
 
 OF_AGENT = (
+    "_runtime.agent.runner.Agent._reap",
+    "_runtime.agent.reporting.worker_output.OutputSink._written",
+    "_runtime.control_link.frames.FrameProtocol.connection_made",
+)
+"""Callbacks of an agent whose worker is killed, and that gets SIGTERM after that."""
+MORE_OF_AGENT = (
     "_runtime.agent.monitoring.node.node_health.NodeHealth.find_problem.<locals>.check.<locals>.<lambda>",
     "_runtime.agent.monitoring.node.reachability.ReachabilityMonitor._check",
     "_runtime.agent.monitoring.progress.worker_progress.WorkerProgress._accept",
     "_runtime.agent.monitoring.progress.worker_progress.WorkerProgress._disconnect",
     "_runtime.agent.monitoring.progress.worker_progress.WorkerProgress._handshake",
     "_runtime.agent.reporting.state_saver._in_thread.<locals>.finish",
-    "_runtime.agent.reporting.worker_output.OutputSink._written",
     "_runtime.agent.reporting.worker_output.WorkerPipe._readable",
     "_runtime.agent.runner.Agent._leave",
-    "_runtime.agent.runner.Agent._reap",
-    "_runtime.control_link.frames.FrameProtocol.connection_made",
 )
-"""Callbacks of an agent whose worker is killed, and that gets SIGTERM after that."""
 OF_STORE = (
     "_runtime.store.client_connection.ClientConnection._link_ended",
     "_runtime.store.client_connection.ClientConnection.connection_made",
@@ -80,7 +82,7 @@ def disturb(run: ChildProcess, ended: str) -> str:
     return run.wait_for(ended).string
 
 
-@pytest.mark.parametrize("name", OF_AGENT)
+@pytest.mark.parametrize("name", [*OF_AGENT, *(pytest.param(name, marks=pytest.mark.deep) for name in MORE_OF_AGENT)])
 def test_an_agent_whose_callback_fails_is_replaced_and_the_job_succeeds(name: str, tmp_path: Path) -> None:
     with start("agent", f"elasticjob.{name}", tmp_path) as run:
         disturb(run, r"toy-1-0 ended \(exit 70")
@@ -110,7 +112,7 @@ def test_a_run_whose_callback_fails_ends_its_nodes_and_says_why(tmp_path: Path) 
 
 
 def test_every_callback_that_is_called_has_its_test(tmp_path: Path) -> None:
-    known = {f"elasticjob.{name}" for name in (*OF_AGENT, *OF_STORE, *NOT_NEEDED)}
+    known = {f"elasticjob.{name}" for name in (*OF_AGENT, *MORE_OF_AGENT, *OF_STORE, *NOT_NEEDED)}
     for role in ("agent", "store"):
         folder = tmp_path / role
         folder.mkdir()

@@ -13,9 +13,12 @@ pytestmark = pytest.mark.torch
 pytest.importorskip("torch")
 
 
-@pytest.fixture(scope="module", params=["cpu", "queued device"])
+@pytest.fixture(scope="module", params=["cpu", pytest.param("queued device", marks=pytest.mark.deep)])
 def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyJob]:
-    """One job for all faults. At the end, all its steps are compared with those of a single process."""
+    """One job for all faults. At the end, all its steps are compared with those of a single process.
+
+    On a queued device, `test_random_faults_in_process` has some of the faults in each `make test`.
+    """
     with FaultyJob(tmp_path_factory.mktemp("faults"), queued_device=request.param == "queued device") as job:
         yield job
         job.finish()

@@ -152,7 +152,7 @@ mine = os.path.join(folder, f"ready-{restarts}-")
 open(mine + rank, "w").close()
 wait_for(mine + "0")
 wait_for(mine + "1")
-if restarts == 100:
+if restarts == int(sys.argv[3]):
     os._exit(0)
 if rank == "0":
     os.kill(os.getpid(), 9)
@@ -161,15 +161,24 @@ time.sleep(600)
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("restarts", [15, pytest.param(100, marks=pytest.mark.deep)])
 @pytest.mark.parametrize("preload", [[], ["json"]], ids=["exec", "fork"])
-def test_restarts_in_place_leave_shared_memory_as_it_was(tmp_path: Path, preload: list[str]) -> None:
+def test_restarts_in_place_leave_shared_memory_as_it_was(tmp_path: Path, preload: list[str], restarts: int) -> None:
     name = f"elasticjob-test-{os.getpid()}"
     python, path = script(tmp_path, LEAKS_SHARED_MEMORY)
-    command = [python, "-I", "-S", path, str(tmp_path), name]  # Python starts fast, and so do its resource trackers
-    job = manifest(command, nprocPerNode=2, preload=preload, failurePolicy={"maxRestarts": 100})
+    command = [
+        python,
+        "-I",
+        "-S",
+        path,
+        str(tmp_path),
+        name,
+        str(restarts),
+    ]  # Python starts fast, and so do its resource trackers
+    job = manifest(command, nprocPerNode=2, preload=preload, failurePolicy={"maxRestarts": restarts})
     with LocalRun(job, tmp_path) as run:
         assert run.exit_code(240) == 0, run.text
-    assert "toy succeeded; 100 restarts" in run.text
+    assert f"toy succeeded; {restarts} restarts" in run.text
     assert [path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(name)] == []
 
 

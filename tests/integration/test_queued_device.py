@@ -112,6 +112,7 @@ CHANGES = {
         device.launch(lambda: weights.data.sub_(gradient))
 """,
 }
+MORE_DEVICES = [("assignment", "ahead"), ("update", "ahead"), ("assignment", "item")]
 
 
 class Job:
@@ -162,7 +163,11 @@ def job(tmp_path: Path, change: str, mode: str) -> Iterator[Job]:
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     ("change", "mode"),
-    [*((change, "ahead") for change in CHANGES), ("assignment", "item"), ("assignment", "late")],
+    [
+        ("by hand", "ahead"),
+        ("assignment", "late"),
+        *(pytest.param(change, mode, marks=pytest.mark.deep) for change, mode in MORE_DEVICES),
+    ],
 )
 def test_survivors_of_a_kill_have_the_right_weights(job: Job, change: str, mode: str) -> None:
     """The others' queues hold an all-reduce that ends with part of the sum, and an optimizer's step behind it."""
@@ -177,7 +182,9 @@ def test_survivors_of_a_kill_have_the_right_weights(job: Job, change: str, mode:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize(("change", "mode"), [("assignment", "ahead"), ("assignment", "late")])
+@pytest.mark.parametrize(
+    ("change", "mode"), [("assignment", "ahead"), pytest.param("assignment", "late", marks=pytest.mark.deep)]
+)
 def test_all_processes_keep_the_right_weights_if_one_raises(job: Job, change: str, mode: str) -> None:
     job.next_round()
     for rank in (1, 0):

@@ -19,7 +19,7 @@ pytest.importorskip("torch")
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("queued_device", [False, True])
+@pytest.mark.parametrize("queued_device", [pytest.param(False, marks=pytest.mark.deep), True])
 def test_no_step_is_lost_or_wrong_whatever_happens(queued_device: bool, tmp_path: Path) -> None:
     """Some draws; `test_fault_kinds` has each kind of fault."""
     with FaultyJob(tmp_path, queued_device=queued_device) as job:

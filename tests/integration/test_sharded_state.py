@@ -245,7 +245,14 @@ def committed(text: str) -> int:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("arguments", [[], ["--replicas=2"], ["--in-process"]], ids=["FSDP2", "HSDP", "in process"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param([], id="FSDP2", marks=pytest.mark.deep),
+        pytest.param(["--replicas=2"], id="HSDP", marks=pytest.mark.deep),
+        pytest.param(["--in-process"], id="in process"),
+    ],
+)
 def test_any_node_can_be_killed_at_any_step(tmp_path: Path, arguments: list[str]) -> None:
     """4 nodes, 3 when one is killed, 4 when its successor joins; twice. And a worker is killed, whose agent stays."""
     seed = random.randrange(1 << 32)

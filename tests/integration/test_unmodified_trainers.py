@@ -60,7 +60,10 @@ def steps_of(text: str, rank: int) -> list[int]:
     return [int(step) for step in re.findall(rf"did (\d+) rank {rank} ", text)]
 
 
-@pytest.mark.parametrize("preload", [[], ["torch", "transformers.trainer"]], ids=["exec", "fork"])
+@pytest.mark.parametrize(
+    "preload",
+    [pytest.param([], id="exec", marks=pytest.mark.deep), pytest.param(["torch", "transformers.trainer"], id="fork")],
+)
 def test_a_trainer_that_is_drained_loses_no_step(tmp_path: Path, preload: list[str]) -> None:
     job = trains(tmp_path, TRAINER, {"save_steps": 1000}, preload=preload)
     with LocalRun(job, tmp_path) as run:

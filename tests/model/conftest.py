@@ -1,28 +1,39 @@
-"""Options: `--deep` explores many more worlds, in minutes instead of seconds; `--quick` runs a sample of the tests."""
+"""Options: `--wide` explores many more worlds, in minutes instead of seconds; `--sample` and `--quick` run a part."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
+_SAMPLE = 10
+"""With `--sample`, each test runs with its first row, and with one of so many others."""
 _QUICK = 40
 """With `--quick`, one of so many tests runs."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--deep", action="store_true", help="explore many more interleavings")
+    parser.addoption("--wide", action="store_true", help="explore many more interleavings")
+    parser.addoption("--sample", action="store_true", help=f"run one of {_SAMPLE} rows of each test of tests/model")
     parser.addoption("--quick", action="store_true", help=f"run one of {_QUICK} tests of tests/model")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--quick"):
-        ours = [item for item in items if Path(__file__).parent in item.path.parents]
+    ours = [item for item in items if Path(__file__).parent in item.path.parents]
+    left_out: set[str] = set()
+    if config.getoption("--sample"):
+        rows = defaultdict(list)
+        for item in ours:
+            rows[item.nodeid.partition("[")[0]].append(item.nodeid)
+        left_out = {row for same in rows.values() for number, row in enumerate(same) if number % _SAMPLE}
+    elif config.getoption("--quick"):
         left_out = {item.nodeid for number, item in enumerate(ours) if number % _QUICK}
+    if left_out:
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left_out])
         items[:] = [item for item in items if item.nodeid not in left_out]
 
 
 @pytest.fixture
-def deep(request: pytest.FixtureRequest) -> bool:
-    return bool(request.config.getoption("--deep", default=False))
+def wide(request: pytest.FixtureRequest) -> bool:
+    return bool(request.config.getoption("--wide", default=False))

@@ -18,8 +18,8 @@ from support.rendezvous.rounds_invariants import broken_invariants, liveness_vio
 from support.rendezvous.rounds_operator import node_of
 from support.rendezvous.rounds_world import World, begin, calm, faults, running, settle, step, with_standby
 
-STATES, DEEP_STATES = 1000, 20_000
-SEEDS, DEEP_SEEDS = 16, 300
+STATES, WIDE_STATES = 1000, 20_000
+SEEDS, WIDE_SEEDS = 16, 300
 STEPS = 160
 """Moves of a walk."""
 KINDS = ("spot", "spot", "blip", "half-open", "cut", "fail", "crash", "sigterm", "pause", "old-view", "operator-down",
@@ -50,9 +50,9 @@ def knows_a_later_end(world: World) -> list[Agent]:
 
 
 @pytest.mark.parametrize("standby", [False, True], ids=["one store", "a standby store"])
-def test_walks_with_nodes_that_end(standby: bool, deep: bool) -> None:
+def test_walks_with_nodes_that_end(standby: bool, wide: bool) -> None:
     informed = 0
-    for seed in range(DEEP_SEEDS if deep else SEEDS):
+    for seed in range(WIDE_SEEDS if wide else SEEDS):
         random, world = Random(seed), with_standby() if standby else settle(begin(spares=seed % 2))
         world = replace(world, batched=seed % 4 == 1)
         for _ in range(STEPS):
@@ -75,5 +75,5 @@ def test_walks_with_nodes_that_end(standby: bool, deep: bool) -> None:
 
 
 @pytest.mark.parametrize("kinds", [("spot",), ("spot", "blip"), ("spot", "restart-store")], ids="+".join)
-def test_interleavings_around_a_node_that_ends(kinds: tuple[str, ...], deep: bool) -> None:
-    assert not explore(running(), kinds, len(kinds), DEEP_STATES if deep else STATES)
+def test_interleavings_around_a_node_that_ends(kinds: tuple[str, ...], wide: bool) -> None:
+    assert not explore(running(), kinds, len(kinds), WIDE_STATES if wide else STATES)

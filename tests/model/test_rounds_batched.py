@@ -16,7 +16,7 @@ from support.rendezvous import rounds_invariants
 from support.rendezvous.rounds_invariants import broken_invariants, liveness_violation
 from support.rendezvous.rounds_world import World, calm, faults, finishing, running, step
 
-SEEDS, DEEP_SEEDS, STEPS = 120, 3000, 40
+SEEDS, WIDE_SEEDS, STEPS = 120, 3000, 40
 FAULTS = (
     "fail", "fail", "collective", "blip", "half-open", "doubt", "deaf", "crash", "sigterm", "succeed", "late", "target",
     "operator-down", "old-view",
@@ -86,8 +86,8 @@ def turn(world: World, random: Random) -> World:
 
 
 @pytest.mark.parametrize("start", range(6))
-def test_events_decided_together_charge_what_they_charge_one_by_one(start: int, deep: bool) -> None:
-    seeds = (DEEP_SEEDS if deep else SEEDS) // 6
+def test_events_decided_together_charge_what_they_charge_one_by_one(start: int, wide: bool) -> None:
+    seeds = (WIDE_SEEDS if wide else SEEDS) // 6
     for seed in range(start * seeds, (start + 1) * seeds):
         random, world = Random(seed), running(3 + seed % 3, spares=seed % 2) if seed % 8 else finishing()
         world = replace(world, batched=True, backoff=seed % 2)

@@ -17,8 +17,8 @@ from support.rendezvous.rounds_invariants import broken_invariants, liveness_vio
 from support.rendezvous.rounds_options import JobOptions
 from support.rendezvous.rounds_world import World, begin, calm, faults, settle, step, with_standby
 
-STATES, DEEP_STATES = 500, 20_000
-SEEDS, DEEP_SEEDS, STEPS = 6, 600, 160
+STATES, WIDE_STATES = 500, 20_000
+SEEDS, WIDE_SEEDS, STEPS = 6, 600, 160
 KINDS = (
     "fail", "collective", "collective", "exit", "blip", "blip", "crash", "sigterm", "cut", "target", "pause",
     "half-open", "deaf", "restart-store", "restart-in-place",
@@ -37,13 +37,13 @@ WORLDS = {
 
 @pytest.mark.parametrize("name", WORLDS)
 @pytest.mark.parametrize("kinds", [("collective",), ("collective", "blip"), ("fail", "cut")], ids="+".join)
-def test_interleavings_around_the_break_of_a_round(name: str, kinds: tuple[str, ...], deep: bool) -> None:
-    assert not explore(WORLDS[name], kinds, len(kinds), DEEP_STATES if deep else STATES)
+def test_interleavings_around_the_break_of_a_round(name: str, kinds: tuple[str, ...], wide: bool) -> None:
+    assert not explore(WORLDS[name], kinds, len(kinds), WIDE_STATES if wide else STATES)
 
 
 @pytest.mark.parametrize("name", WORLDS)
-def test_random_faults_leave_no_broken_result(name: str, deep: bool) -> None:
-    for seed in range(DEEP_SEEDS if deep else SEEDS):
+def test_random_faults_leave_no_broken_result(name: str, wide: bool) -> None:
+    for seed in range(WIDE_SEEDS if wide else SEEDS):
         assert not (wrong := after_random_faults(WORLDS[name], seed)), f"seed {seed}: {wrong}"
 
 

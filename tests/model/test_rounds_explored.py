@@ -128,9 +128,9 @@ def two_store_violation(size: int, moved: tuple[int, ...], confirmed: bool, seed
 
 @pytest.mark.parametrize(("size", "moved", "confirmed"), TWO_STORES)
 def test_a_replaced_store_that_is_still_alive_runs_no_second_world(
-    size: int, moved: tuple[int, ...], confirmed: bool, deep: bool
+    size: int, moved: tuple[int, ...], confirmed: bool, wide: bool
 ) -> None:
-    assert not two_store_violation(size, moved, confirmed, 1000 if deep else 25)
+    assert not two_store_violation(size, moved, confirmed, 1000 if wide else 25)
 
 
 def _confirm_at_once(

@@ -23,36 +23,36 @@ from support.rendezvous.rounds_explorer import explore, search
 from support.rendezvous.rounds_invariants import broken_invariants, liveness_violation
 from support.rendezvous.rounds_world import FAULTS, Move, World, calm, charged, faults, finishing, running, settle, step
 
-STATES, DEEP_STATES = 900, 20_000
+STATES, WIDE_STATES = 900, 20_000
 """Different worlds explored around each fault."""
 
 
 @pytest.mark.parametrize("kind", FAULTS)
-def test_interleavings_around_one_fault(kind: str, deep: bool) -> None:
-    assert not explore(running(), (kind,), 1, DEEP_STATES if deep else STATES)
+def test_interleavings_around_one_fault(kind: str, wide: bool) -> None:
+    assert not explore(running(), (kind,), 1, WIDE_STATES if wide else STATES)
 
 
 @pytest.mark.parametrize("kind", ["fail", "crash", "sigterm", "target", "half-open", "restart-in-place"])
-def test_interleavings_around_one_fault_with_batches(kind: str, deep: bool) -> None:
+def test_interleavings_around_one_fault_with_batches(kind: str, wide: bool) -> None:
     start = replace(running(), batched=True)
-    assert not explore(start, (kind,), 1, DEEP_STATES if deep else STATES)
+    assert not explore(start, (kind,), 1, WIDE_STATES if wide else STATES)
 
 
 @pytest.mark.parametrize("kind", ["crash", "sigterm", "target", "blip"])
-def test_interleavings_around_one_fault_with_a_spare(kind: str, deep: bool) -> None:
-    assert not explore(running(4, spares=1), (kind,), 1, DEEP_STATES if deep else STATES)
+def test_interleavings_around_one_fault_with_a_spare(kind: str, wide: bool) -> None:
+    assert not explore(running(4, spares=1), (kind,), 1, WIDE_STATES if wide else STATES)
 
 
 @pytest.mark.parametrize("kind", ["target", "sigterm", "succeed"])
-def test_interleavings_around_one_fault_of_a_script_that_reports_no_steps(kind: str, deep: bool) -> None:
+def test_interleavings_around_one_fault_of_a_script_that_reports_no_steps(kind: str, wide: bool) -> None:
     start = replace(running(workers=2), reports_steps=False)
-    assert not explore(start, (kind,), 1, DEEP_STATES if deep else STATES)
+    assert not explore(start, (kind,), 1, WIDE_STATES if wide else STATES)
 
 
 @pytest.mark.parametrize("budget", [1, 2])
-def test_interleavings_around_the_last_restart(budget: int, deep: bool) -> None:
+def test_interleavings_around_the_last_restart(budget: int, wide: bool) -> None:
     """One restart was charged already: with a budget of 1 the next failure ends the job, with 2 the one after it."""
-    assert not explore(running(2, budget=budget), ("fail",), 2, DEEP_STATES if deep else STATES)
+    assert not explore(running(2, budget=budget), ("fail",), 2, WIDE_STATES if wide else STATES)
 
 
 DEFAULT_PAIRS = [
@@ -62,30 +62,30 @@ DEFAULT_PAIRS = [
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Parametrize over all pairs of faults with `--deep`, else over some."""
+    """Parametrize over all pairs of faults with `--wide`, else over some."""
     if "pair" in metafunc.fixturenames:
-        deep = metafunc.config.getoption("--deep", default=False)
-        metafunc.parametrize("pair", list(itertools.combinations(FAULTS, 2)) if deep else DEFAULT_PAIRS, ids="+".join)
+        wide = metafunc.config.getoption("--wide", default=False)
+        metafunc.parametrize("pair", list(itertools.combinations(FAULTS, 2)) if wide else DEFAULT_PAIRS, ids="+".join)
 
 
-def test_interleavings_around_two_faults(pair: tuple[str, str], deep: bool) -> None:
-    assert not explore(running(), pair, 2, DEEP_STATES if deep else STATES)
+def test_interleavings_around_two_faults(pair: tuple[str, str], wide: bool) -> None:
+    assert not explore(running(), pair, 2, WIDE_STATES if wide else STATES)
 
 
 @pytest.mark.parametrize("kinds", [("restart-store",), ("second-store", "cut"), ("restart-store", "operator-down")])
-def test_interleavings_around_a_success_while_the_store_dies(kinds: tuple[str, ...], deep: bool) -> None:
-    assert not explore(finishing(), kinds, len(kinds), DEEP_STATES if deep else 2 * STATES)
+def test_interleavings_around_a_success_while_the_store_dies(kinds: tuple[str, ...], wide: bool) -> None:
+    assert not explore(finishing(), kinds, len(kinds), WIDE_STATES if wide else 2 * STATES)
 
 
-def test_interleavings_around_a_success_that_only_the_operator_can_find(deep: bool) -> None:
+def test_interleavings_around_a_success_that_only_the_operator_can_find(wide: bool) -> None:
     """One agent has received the success; the store has forgotten it, and the operator is away for some time."""
     start = step(step(finishing(), ("operator-down", 0)), ("restart-in-place", 0))
-    assert not explore(start, (), 0, DEEP_STATES if deep else STATES)
+    assert not explore(start, (), 0, WIDE_STATES if wide else STATES)
 
 
 @pytest.mark.parametrize("lost", ["vanish", "cut"])
-def test_interleavings_around_a_collective_that_a_lost_node_broke(lost: str, deep: bool) -> None:
-    assert not explore(step(running(), (lost, 2)), ("collective",), 1, DEEP_STATES if deep else STATES)
+def test_interleavings_around_a_collective_that_a_lost_node_broke(lost: str, wide: bool) -> None:
+    assert not explore(step(running(), (lost, 2)), ("collective",), 1, WIDE_STATES if wide else STATES)
 
 
 def late_confirmation() -> World:
@@ -106,15 +106,15 @@ def late_confirmation() -> World:
     return world
 
 
-def test_interleavings_around_a_confirmation_of_an_older_request(deep: bool) -> None:
-    assert not explore(late_confirmation(), (), 0, DEEP_STATES if deep else STATES)
+def test_interleavings_around_a_confirmation_of_an_older_request(wide: bool) -> None:
+    assert not explore(late_confirmation(), (), 0, WIDE_STATES if wide else STATES)
 
 
 @pytest.mark.parametrize("kind", ["restart-store", "restart-in-place", "crash"])
-def test_interleavings_around_a_charged_failure_while_the_store_dies(kind: str, deep: bool) -> None:
+def test_interleavings_around_a_charged_failure_while_the_store_dies(kind: str, wide: bool) -> None:
     start = charged()
     assert start.charged == 2
-    assert not explore(start, (kind,), 1, DEEP_STATES if deep else STATES)
+    assert not explore(start, (kind,), 1, WIDE_STATES if wide else STATES)
 
 
 def test_a_search_says_whether_it_came_to_an_end() -> None:

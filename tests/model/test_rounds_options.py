@@ -18,8 +18,8 @@ from support.rendezvous.rounds_invariants import broken_invariants, liveness_vio
 from support.rendezvous.rounds_options import JobOptions
 from support.rendezvous.rounds_world import Move, World, begin, calm, faults, settle, step
 
-STATES, DEEP_STATES = 600, 20_000
-SEEDS, DEEP_SEEDS = 16, 400
+STATES, WIDE_STATES = 600, 20_000
+SEEDS, WIDE_SEEDS = 16, 400
 SLOW = 5.0
 """Seconds that may pass at once while agents have something to do."""
 
@@ -70,8 +70,8 @@ def next_moves(world: World, random: Random, kinds: tuple[str, ...]) -> list[Mov
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_walks_of_a_job_with_options(name: str, deep: bool) -> None:
-    for seed in range(DEEP_SEEDS if deep else SEEDS):
+def test_walks_of_a_job_with_options(name: str, wide: bool) -> None:
+    for seed in range(WIDE_SEEDS if wide else SEEDS):
         random, world = Random(seed), start_of(name, seed)
         for _ in range(CASES[name].steps):
             if not (moves := next_moves(world, random, CASES[name].kinds)):
@@ -115,8 +115,8 @@ def smaller_than_its_target(world: World, limit: int = 1000) -> str:
     ],
     ids=lambda value: value if isinstance(value, str) else "+".join(value),
 )  # fmt: skip
-def test_interleavings_around_faults_of_a_job_with_options(name: str, kinds: tuple[str, ...], deep: bool) -> None:
-    assert not explore(start_of(name), kinds, len(kinds), DEEP_STATES if deep else STATES)
+def test_interleavings_around_faults_of_a_job_with_options(name: str, kinds: tuple[str, ...], wide: bool) -> None:
+    assert not explore(start_of(name), kinds, len(kinds), WIDE_STATES if wide else STATES)
 
 
 def test_a_round_does_not_end_for_joining_nodes_that_are_too_few_for_the_next_size() -> None:

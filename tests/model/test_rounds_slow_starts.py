@@ -21,8 +21,8 @@ from support.rendezvous.rounds_invariants import broken_invariants, liveness_vio
 from support.rendezvous.rounds_options import JobOptions
 from support.rendezvous.rounds_world import World, begin, calm, faults, settle, step
 
-STATES, DEEP_STATES = 500, 20_000
-SEEDS, DEEP_SEEDS, STEPS = 8, 400, 160
+STATES, WIDE_STATES = 500, 20_000
+SEEDS, WIDE_SEEDS, STEPS = 8, 400, 160
 START_SECONDS = 100.0
 KINDS = ("fail", "fail", "fail", "exit", "collective", "blip", "crash", "sigterm", "cut", "target", "restart-in-place")
 SLOW = 5.0
@@ -46,17 +46,17 @@ WORLDS = {
 
 @pytest.mark.parametrize("name", WORLDS)
 @pytest.mark.parametrize("kinds", [("fail",), ("exit", "blip"), ("fail", "fail")], ids="+".join)
-def test_interleavings_around_a_process_that_is_lost(name: str, kinds: tuple[str, ...], deep: bool) -> None:
-    assert not explore(WORLDS[name], kinds, len(kinds), DEEP_STATES if deep else STATES)
+def test_interleavings_around_a_process_that_is_lost(name: str, kinds: tuple[str, ...], wide: bool) -> None:
+    assert not explore(WORLDS[name], kinds, len(kinds), WIDE_STATES if wide else STATES)
 
 
-def test_interleavings_with_batches(deep: bool) -> None:
-    assert not explore(replace(WORLDS["three nodes"], batched=True), ("fail",), 1, DEEP_STATES if deep else STATES)
+def test_interleavings_with_batches(wide: bool) -> None:
+    assert not explore(replace(WORLDS["three nodes"], batched=True), ("fail",), 1, WIDE_STATES if wide else STATES)
 
 
 @pytest.mark.parametrize("name", WORLDS)
-def test_after_random_faults_the_job_has_its_size_again(name: str, deep: bool) -> None:
-    for seed in range(DEEP_SEEDS if deep else SEEDS):
+def test_after_random_faults_the_job_has_its_size_again(name: str, wide: bool) -> None:
+    for seed in range(WIDE_SEEDS if wide else SEEDS):
         random, world = Random(seed), replace(WORLDS[name], batched=seed % 4 == 1)
         for _ in range(STEPS):
             moves = list(faults(world, (random.choice(KINDS),))) if random.random() < 0.08 else []

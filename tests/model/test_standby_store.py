@@ -34,13 +34,13 @@ from support.rendezvous.rounds_world import (
     with_standby,
 )
 
-STATES, DEEP_STATES = 900, 20_000
-WALKS, DEEP_WALKS, STEPS = 60, 3000, 250
+STATES, WIDE_STATES = 900, 20_000
+WALKS, WIDE_WALKS, STEPS = 60, 3000, 250
 
 
 @pytest.mark.parametrize("kind", STANDBY_FAULTS)
-def test_interleavings_around_one_fault_with_a_standby_store(kind: str, deep: bool) -> None:
-    assert not explore(with_standby(), (kind,), 1, DEEP_STATES if deep else STATES)
+def test_interleavings_around_one_fault_with_a_standby_store(kind: str, wide: bool) -> None:
+    assert not explore(with_standby(), (kind,), 1, WIDE_STATES if wide else STATES)
 
 
 DEFAULT_PAIRS = [
@@ -51,15 +51,15 @@ DEFAULT_PAIRS = [
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Parametrize over all pairs of faults with `--deep`, else over some."""
+    """Parametrize over all pairs of faults with `--wide`, else over some."""
     if "pair" in metafunc.fixturenames:
-        deep = metafunc.config.getoption("--deep", default=False)
-        pairs = list(itertools.combinations(STANDBY_FAULTS, 2)) if deep else DEFAULT_PAIRS
+        wide = metafunc.config.getoption("--wide", default=False)
+        pairs = list(itertools.combinations(STANDBY_FAULTS, 2)) if wide else DEFAULT_PAIRS
         metafunc.parametrize("pair", pairs, ids="+".join)
 
 
-def test_interleavings_around_two_faults_with_a_standby_store(pair: tuple[str, str], deep: bool) -> None:
-    assert not explore(with_standby(4), pair, 2, DEEP_STATES if deep else STATES)
+def test_interleavings_around_two_faults_with_a_standby_store(pair: tuple[str, str], wide: bool) -> None:
+    assert not explore(with_standby(4), pair, 2, WIDE_STATES if wide else STATES)
 
 
 STARTS = (3, 4, 5, 6)
@@ -127,8 +127,8 @@ GROUPS = ("cut-store", "cut-store", "cut-store", "blip", "cut", "crash", "delay-
 
 
 @pytest.mark.parametrize("kinds", [STANDBY_FAULTS, GROUPS], ids=["all", "groups"])
-def test_invariants_hold_with_a_standby_store_and_the_job_ends(kinds: tuple[str, ...], deep: bool) -> None:
-    for seed in range(DEEP_WALKS if deep else WALKS):
+def test_invariants_hold_with_a_standby_store_and_the_job_ends(kinds: tuple[str, ...], wide: bool) -> None:
+    for seed in range(WIDE_WALKS if wide else WALKS):
         assert not walk(seed, kinds, set())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections import defaultdict
 from pathlib import Path
@@ -35,6 +36,23 @@ def test_every_row_names_tests_that_exist() -> None:
         f"{path}::{name}" for path, name in sorted(named, key=str) if name and f"def {name}(" not in found[path]
     ] == []
     assert len(named) > 400
+
+
+def test_every_row_names_a_test_that_is_not_deep() -> None:
+    """`make test` leaves out what is marked `deep`."""
+    named = [[(path, name or "") for path, name in NAMED.findall(row.split(" | ")[-1])] for row in ROWS]
+    deep = {(path, name) for path in {path for row in named for path, _ in row} for name in deep_tests(TESTS / path)}
+    assert [row for row, tests in zip(ROWS, named, strict=True) if deep.issuperset(tests)] == []
+
+
+def deep_tests(path: Path) -> set[str]:
+    """Return the tests all of whose rows are deep, and "" if these are all tests of the file."""
+    body = ast.parse(path.read_text()).body
+    tests = [node for node in body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    marks = [node for node in body if isinstance(node, ast.Assign) and "pytestmark" in ast.unparse(node.targets[0])]
+    if any("mark.deep" in ast.unparse(mark.value) for mark in marks):
+        return {"", *(test.name for test in tests)}
+    return {test.name for test in tests if "pytest.mark.deep" in map(ast.unparse, test.decorator_list)}
 
 
 @pytest.mark.parametrize("page", sorted(PROMISES))
