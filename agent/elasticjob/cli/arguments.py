@@ -104,6 +104,30 @@ def _add_cluster(subcommands: argparse._SubParsersAction[_Parser]) -> None:
     events.add_argument("--warnings", action="store_true", help="only warnings")
     events.add_argument("-w", "--watch", action="store_true", help="go on with new Events until Ctrl-C")
     _add_output(events)
+    logs = _verb(subcommands, "logs", "the logs of all ranks or of some; those of the pod that failed first")
+    _add_job(logs)
+    logs.add_argument("--rank", type=_numbers, default=[], metavar="N,...", help="only lines of these ranks")
+    logs.add_argument("--pod", action="append", default=[], metavar="POD", help="only this pod, by name or index")
+    logs.add_argument("--round", default="", metavar="N", help="only lines of this round, such as 3 or 1.0.3")
+    logs.add_argument("-f", "--follow", action="store_true", help="go on until the job ends; new pods are followed too")
+    logs.add_argument("-p", "--previous", action="store_true", help="pods that have a successor, while they exist")
+    logs.add_argument("--store", action="store_true", help="the job's store pods instead of its worker pods")
+    logs.add_argument("--tail", type=_count, metavar="N", help="last lines of each pod (default: all; with -f: 20)")
+    logs.add_argument("--timestamps", action="store_true", help="the time before each line")
+
+
+def _add_job(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("job", metavar="JOB", help="name of the job")
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise argparse.ArgumentTypeError(f"want a number from 0 on, got {text!r}")
+    return int(text)
+
+
+def _numbers(text: str) -> list[int]:
+    return [_count(part) for part in text.split(",")]
 
 
 def _verb(subcommands: argparse._SubParsersAction[_Parser], name: str, text: str) -> argparse.ArgumentParser:

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 
+from elasticjob._runtime.contract.names import Role
 from elasticjob.cli.cluster.connection import Cluster, connect_to_cluster
 from elasticjob.cli.cluster.errors import ClusterError
 from elasticjob.cli.views.output import VerbOutput
@@ -46,5 +47,13 @@ def _run_verb(cluster: Cluster, output: VerbOutput, options: argparse.Namespace)
             from elasticjob.cli.verbs.events import show_events
 
             return show_events(cluster, output, options.job, now, warnings=options.warnings, watch=options.watch)
+        case "logs":
+            from elasticjob.cli.verbs.log_lines import LogChoice
+            from elasticjob.cli.verbs.logs import PodChoice, show_logs
+
+            lines = LogChoice(options.rank, options.round, options.timestamps)
+            role = Role.STORE if options.store else Role.WORKER
+            pods = PodChoice(options.pod, options.previous, role, options.tail, lines)
+            return show_logs(cluster, output, options.job, pods, follow=options.follow)
         case _:
             raise AssertionError(f"{options.command} is not a verb of a cluster")
