@@ -1,8 +1,10 @@
-"""The example in docs/operate/migrate-from-kubeflow.md is what the command prints."""
+"""The examples in the pages about moving to elasticjob are what the command prints."""
 
 from __future__ import annotations
 
 import re
+
+import pytest
 
 from elasticjob.convert.documents import parse_documents
 from elasticjob.convert.main import convert_documents
@@ -10,10 +12,11 @@ from elasticjob.convert.yaml_text import manifest_text
 from support.cluster.kubectl import REPOSITORY
 
 
-def test_the_example_in_the_documentation() -> None:
-    page = (REPOSITORY / "docs/operate/migrate-from-kubeflow.md").read_text()
+@pytest.mark.parametrize("origin", ["kubeflow", "jobset", "hyperpod"])
+def test_the_example_in_the_documentation(origin: str) -> None:
+    page = (REPOSITORY / f"docs/operate/migrate-from-{origin}.md").read_text()
     before, after = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
-    (notes,) = re.findall(r"```\nnote: (.*?)```", page, re.DOTALL)
+    notes = re.findall(r"```\nnote: (.*?)```", page, re.DOTALL)
     manifests, lines = convert_documents(parse_documents(before, "page"), "page")
     assert manifest_text(manifests) == after
-    assert lines == notes.splitlines()
+    assert lines == [line for note in notes for line in note.splitlines()]
