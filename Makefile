@@ -81,6 +81,15 @@ operator-test: venv programs ## the operator on a real API server, with simulate
 metrics-server: ## build metrics-server, for the test of an autoscaler, once (3 minutes on two cores)
 	@python3 tests/cluster/cluster.py metrics-server
 
+.PHONY: alerts
+alerts: venv ## test the chart's alerts with promtool, which it builds once (5 minutes on two cores)
+	@python3 tests/cluster/cluster.py monitoring >/dev/null
+	@pytest -q tests/unit/test_monitoring.py
+
+.PHONY: dashboards
+dashboards: ## write the Grafana dashboards of the chart
+	@python3 charts/dashboards.py
+
 .PHONY: e2e
 e2e: venv cluster images metrics-server ## everything, on the real cluster (it stays up afterwards)
 	@$(PYTEST) tests/e2e

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from elasticjob._runtime.contract.messages import FailureClass
 from elasticjob_operator.version import VERSION
 
 NAMESPACE = "namespace"
@@ -66,3 +67,23 @@ watch_age = Gauge(
 failing_watches = Gauge(
     "elasticjob_failing_watches", "Watches on a resource, one a namespace, that fail and are retried.", ["resource"]
 )
+
+
+def _create_series() -> None:
+    """Create the series of faults with the value 0.
+
+    Prometheus sees no increase where a series begins, so the first fault since an operator's start would be in no rate.
+    With namespaces as labels a namespace's first fault still is in none: they are not known before.
+    """
+    for failure in FailureClass:
+        pod_failures.labels(failure.value, "")
+        restarts.labels(failure.value, "InPlace", "")
+    for phase in ("detect", "stop", "rendezvous", "start", "total"):
+        recovery_seconds.labels(phase, "")
+    for direction in ("up", "down"):
+        scale_seconds.labels(direction, "")
+    for metric in (training_seconds, lost_seconds, rendezvous_seconds):
+        metric.labels("")
+
+
+_create_series()

@@ -24,6 +24,9 @@ VERSION = "v1.34.4"
 _KEY = "k8s.io/component-base/version"
 LDFLAGS = f"-s -w -X {_KEY}.gitVersion={VERSION} -X {_KEY}.gitMajor=1 -X {_KEY}.gitMinor=34"
 METRICS_SERVER = TOOLS / "metrics_server"
+MONITORING = TOOLS / "monitoring"
+MONITORING_TAGS = "remove_all_sd,enable_kubernetes_sd"
+"""Prometheus without what finds targets in clouds, which is most of its code."""
 GO_NEEDED = (1, 24)
 GO_FOLDERS = "/usr/local/go/bin:/usr/lib/go/bin"
 GO_PACKAGE = "golang-go"
@@ -92,21 +95,33 @@ def metrics_server(layout: Layout) -> Path:
     return program
 
 
+def monitoring(layout: Layout) -> Programs:
+    """Return prometheus, promtool and kube-state-metrics, built unless the cache has them."""
+    folder = module_program(layout, MONITORING)
+    if not folder.exists():
+        build_module(folder, MONITORING, "tool", minutes=5, tags=MONITORING_TAGS, several=True)
+    return Programs(folder)
+
+
 def module_program(layout: Layout, module: Path) -> Path:
-    """Return where the cache has the program of a Go module of its own. It may not be built."""
+    """Return where the cache has the program of a Go module of its own, or a folder of several. It may not be built."""
     inputs = [module / "go.mod", module / "go.sum", *sorted(module.glob("*.go"))]
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in inputs)).hexdigest()[:16]
     return layout.cache / "cluster" / f"{module.name.replace('_', '-')}-{digest}"
 
 
-def build_module(program: Path, module: Path, package: str, minutes: int) -> None:
-    """Build a package of a module as `program`. `minutes`: how long that takes on two cores."""
+def build_module(
+    program: Path, module: Path, package: str, minutes: int, tags: str = "", several: bool = False
+) -> None:
+    """Build a package of a module as `program`, or `several` into that folder. `minutes`: on two cores."""
     go = go_command()
     program.parent.mkdir(parents=True, exist_ok=True)
     partial = program.with_name(f"{program.name}.{os.getpid()}.part")
     name = program.name.rpartition("-")[0]
     progress(f"building {name}: once, about {minutes} minutes on 2 cores")
-    command = [go, "build", "-v", "-o", str(partial), "-ldflags", "-s -w", package]
+    if several:
+        partial.mkdir()
+    command = [go, "build", "-v", "-o", str(partial), "-ldflags", "-s -w", "-tags", tags, package]
     run_build(command, count_packages(go, module, package), module)
     partial.rename(program)
 

@@ -23,6 +23,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     up.add_argument("--replace", action="store_true", default=None, help="remove a running cluster of another clone")
     commands.add_parser("prepare", help="install and build what the cluster needs, without starting it")
     commands.add_parser("metrics-server", help="build metrics-server, which a test needs, and print its path")
+    commands.add_parser("monitoring", help="build Prometheus and kube-state-metrics, and print their folder")
     commands.add_parser("down", help="stop the cluster and remove everything it created")
     commands.add_parser("status", help="show the state of its components")
     load = commands.add_parser("load", help="load an image on every node")
@@ -44,6 +45,8 @@ def run(options: argparse.Namespace) -> int:
             verbs.prepare()
         case "metrics-server":
             print(build.metrics_server(Layout.default()))
+        case "monitoring":
+            print(build.monitoring(Layout.default()).folder)
         case "down":
             verbs.down()
         case "status":

@@ -123,3 +123,16 @@ async def test_metrics_about_jobs_have_their_namespace_only_with_the_flag() -> N
 
 def test_the_version_is_a_metric() -> None:
     assert value("elasticjob_build_info", version=VERSION) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "labels"),
+    [
+        ("elasticjob_pod_failures_total", {"class": "DeviceUnhealthy"}),
+        ("elasticjob_restarts_total", {"reason": "Hang", "strategy": "InPlace"}),
+        ("elasticjob_recovery_seconds_count", {"phase": "total"}),
+        ("elasticjob_lost_seconds_total", {}),
+    ],
+)
+def test_the_first_fault_is_in_the_rates_because_its_series_begins_with_0(name: str, labels: dict[str, str]) -> None:
+    assert REGISTRY.get_sample_value(name, {"namespace": "", **labels}) is not None
