@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,3 +47,22 @@ def test_what_is_of_elasticjob_gets_nothing_added(trainer: PlainTrainer, added: 
     assert len(found) == added
     if not added:
         assert plain_trainer.checkpoint_of_job(trainer) is None
+
+
+def test_each_training_of_a_script_goes_on_from_its_own_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
+    monkeypatch.setattr(plain_trainer, "_trainings", 0)
+    for step, mark in ((9, "job training 1\n"), (5, "job training 2\n"), (8, "other training 2\n")):
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        (folder / "elasticjob-job").write_text(mark)
+    trainer = PlainTrainer()
+    trainer.args.output_dir = str(tmp_path)
+    plain_trainer.add_callback(trainer)
+    found = []
+    for _ in range(3):
+        plain_trainer.count_training()
+        found.append(plain_trainer.checkpoint_of_job(trainer))
+    assert found == [str(tmp_path / "checkpoint-9"), str(tmp_path / "checkpoint-5"), None]
