@@ -73,15 +73,16 @@ ranks = [
 sys.exit(max(rank.wait() for rank in ranks))
 """
 """Starts ranks of its own on each node, as deepspeed and composer do."""
-TWICE = """
+MPIRUN = """
 import os, subprocess, sys
-ranks = [subprocess.Popen([sys.executable, "stays.py"]) for _ in range(2)]
+command = [sys.executable if word == "python" else word for word in sys.argv[3:]]
+ranks = [subprocess.Popen(command) for _ in range(int(sys.argv[2]))]
 os.wait()
 for rank in ranks:
     rank.kill()
 sys.exit(1)
 """
-"""Starts the script twice as the same rank, as mpirun does, and ends with the first process that ends."""
+"""Starts a program several times as the same rank, and ends with the first process that ends."""
 CAUGHT = (
     """
 import torch.distributed as dist
@@ -121,11 +122,13 @@ def run_job(folder: Path, command: list[str], **spec: Any) -> LocalRun:
     for name, text in {
         "train.py": TRAIN, "driver.py": DRIVER, "in_process.py": IN_PROCESS, "function.py": FUNCTION,
         "own_ranks.py": OWN_RANKS, "helpers.py": HELPERS, "caught.py": CAUGHT,
-        "two_groups.py": TWO_GROUPS, "stays.py": STAYS, "twice.py": TWICE,
+        "two_groups.py": TWO_GROUPS, "stays.py": STAYS,
         "stage.sh": f"#!/bin/bash\nset -e\n{TORCHRUN} --standalone train.py from a file\n",
+        "mpirun": f"#!{sys.executable}\n{MPIRUN}", "mpi.sh": "./mpirun -np 2 python stays.py\n",
     }.items():  # fmt: skip
         (folder / name).write_text(text)
-    (folder / "stage.sh").chmod(0o755)
+    for name in ("stage.sh", "mpirun"):
+        (folder / name).chmod(0o755)
     return LocalRun(manifest(command, replicas=2, **spec), folder)
 
 
@@ -230,11 +233,19 @@ def test_ranks_whose_python_looks_for_nothing_fail_the_job_too(command: str, tmp
 
 
 @pytest.mark.torch
-def test_a_script_that_runs_twice_as_the_same_rank_fails_the_job(tmp_path: Path) -> None:
-    with run_job(tmp_path, [sys.executable, "twice.py"], failurePolicy={"maxRestarts": 3}) as run:
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("bash mpi.sh", "mpirun starts ranks of its own, which the job does not restart: write the program behind it"),
+        ("python stays.py & python stays.py", "the job would train twice, side by side"),
+    ],
+    ids=["mpirun", "&"],
+)
+def test_a_script_that_runs_twice_as_the_same_rank_fails_the_job(command: str, message: str, tmp_path: Path) -> None:
+    with run_job(tmp_path, ["bash", "-c", command], preload=COLD, failurePolicy={"maxRestarts": 3}) as run:
         assert run.exit_code() != 0, run.text
     assert "(TrainsApart)" in run.text, run.text
-    assert "the job would train twice, side by side" in run.text, run.text
+    assert message in run.text, run.text
     assert "0 restarts" in run.text, run.text
 
 

@@ -1,4 +1,4 @@
-"""deepspeed and composer become the rank that they start below, and ft_launcher is refused: with stand-ins of them.
+"""deepspeed and composer become the rank that they start below, other launchers are refused: with stand-ins of them.
 
 The packages need GPUs or too many other packages. The stand-ins have their entry points, and start ranks of their own
 if nothing takes their place.
@@ -79,11 +79,16 @@ def launch_agent(config, entrypoint, args):
 def main():
     launch_agent(None, "train.py", [])
 """
+HYPERPODRUN = """
+def main(args=None):
+    print("an agent of its own", flush=True)
+"""
 PACKAGES = {
     "deepspeed": ("deepspeed/launcher/runner.py", DEEPSPEED),
     "deepspeed-node": ("deepspeed/launcher/launch.py", LAUNCH),
     "composer": ("composer/cli/launcher.py", COMPOSER),
     "ft_launcher": ("nvidia_resiliency_ext/fault_tolerance/launcher.py", FT_LAUNCHER),
+    "hyperpodrun": ("hyperpod_elastic_agent/run.py", HYPERPODRUN),
 }
 """File and text of each launcher's module, by the name of its program."""
 
@@ -138,8 +143,9 @@ def test_a_launcher_becomes_the_rank_that_it_starts_below(command: str, words: s
         ("deepspeed --num_gpus 8 train.py", "asks for 8 workers on each node, and the job has 1"),
         ("composer -n 8 train.py", "set spec.nprocPerNode: 8"),
         ("ft_launcher train.py", "ft_launcher is an elastic agent of its own: write torchrun in its place"),
+        ("hyperpodrun train.py", "hyperpodrun is an elastic agent of its own: write torchrun in its place"),
     ],
-    ids=["deepspeed", "composer", "ft_launcher"],
+    ids=["deepspeed", "composer", "ft_launcher", "hyperpodrun"],
 )
 def test_what_the_job_is_not_made_for_fails_at_once(command: str, message: str, tmp_path: Path) -> None:
     with run_job(tmp_path, command) as run:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from elasticjob._runtime.agent.start_workers.command import CommandError, parse_command, parse_own_agent_command
-from elasticjob._runtime.agent.start_workers.in_workers.other_launchers import FT_LAUNCHER
-from elasticjob._runtime.contract.commands.launchers import check_launcher, find_refused_launcher
+from elasticjob._runtime.agent.start_workers.in_workers.refused import REFUSED
+from elasticjob._runtime.contract.commands.launchers import REFUSED_LAUNCHERS, check_launcher, find_refused_launcher
 from elasticjob._runtime.contract.names import Backend
 from elasticjob._runtime.local.manifest.manifest import ManifestError, parse_local_job
 from elasticjob_operator.model.observed import Observed
@@ -25,6 +25,7 @@ from support.operator.build import job, run, status_of
         ("hyperpodrun --nproc_per_node=8 train.py", "hyperpodrun is an elastic agent of its own: write torchrun"),
         ("ft_launcher --ft-rank-heartbeat-timeout=900 train.py", "spec.hangPolicy"),
         ("python -m nvidia_resiliency_ext.fault_tolerance.launcher train.py", "ft_launcher is an elastic agent"),
+        ("python -m hyperpod_elastic_agent.run train.py", "hyperpodrun is an elastic agent"),
     ],
 )
 def test_a_launcher_that_is_not_run_is_refused_with_what_to_write(words: str, sentence: str) -> None:
@@ -93,5 +94,5 @@ def test_a_job_of_such_a_launcher_fails_before_it_starts(command: list[str]) -> 
     assert "starts ranks of its own" in failed["message"]
 
 
-def test_the_sentence_below_a_worker_is_the_same() -> None:
-    assert find_refused_launcher(["ft_launcher", "train.py"]) == FT_LAUNCHER
+def test_the_sentences_below_a_worker_are_the_same() -> None:
+    assert {name: find_refused_launcher([name, "train.py"]) for name in REFUSED_LAUNCHERS} == REFUSED

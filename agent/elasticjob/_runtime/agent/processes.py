@@ -16,9 +16,9 @@ from elasticjob._runtime.contract.names import Env
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-_FLAGS, _THREADS, _EXIT_CODE = 6, 17, 49
-"""Indices in the result of `_stat`: the kernel's flags, the number of threads, and the status that waitpid will return.
-"""
+_FLAGS, _THREADS, _START_TIME, _EXIT_CODE = 6, 17, 19, 49
+"""Indices in the result of `_stat`: the kernel's flags, the number of threads, the time of the start in ticks since the
+boot, and the status that waitpid will return."""
 _PF_EXITING = 4
 """The flag of a thread that the kernel is ending: it runs neither code of its program nor system calls any more."""
 MAX_OOM_SCORE = 1000
@@ -169,6 +169,12 @@ def exit_of(pid: int) -> int | None:
 def has_ended(pid: int) -> bool:
     """Return whether a child holds nothing any more: it has been reaped, or only needs to be reaped."""
     return _ended(_stat(pid))
+
+
+def start_time(pid: int) -> str:
+    """Return when a process was started, which a later process of the same id does not share; "" if it has ended."""
+    stat = _stat(pid)
+    return stat[_START_TIME] if stat else ""
 
 
 def is_stopped(pid: int) -> bool:

@@ -164,7 +164,7 @@ class WorkerExecutor:
             await asyncio.sleep(interval)
             if self.state().round != round_id:
                 return
-            self.workers.end_separate_worlds()
+            await self.workers.separate_worlds.end_workers()
             interval = min(2 * interval, LONGEST_POLL)
 
     def _report_exec(self) -> None:

@@ -5,21 +5,27 @@ PYTHONPATH. A command that replaces PYTHONPATH, or a Python with -I, -E or -S, d
 there starts ranks of its own on each node, all write the same checkpoints, and the job succeeds. The ranks are found by
 what the kernel shows: their environment names another rank or world size than the one that the coordinator assigned,
 they have loaded torch, and they are connected to the store of that other world. Only the last one makes it certain.
+Programs with torch below mpirun and other launchers that the job does not run are found as well.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from elasticjob._runtime.agent.processes import kill
-from elasticjob._runtime.agent.start_workers.in_workers.assigned import TRAINS
-from elasticjob._runtime.agent.start_workers.in_workers.one_world import ALLOWED, record_refusal
+from elasticjob._runtime.agent.processes import descendants, kill, start_time
+from elasticjob._runtime.agent.start_workers.in_workers.assigned import TRAINS, assigned_to
+from elasticjob._runtime.agent.start_workers.in_workers.one_world import ALLOWED, record_refusal, unless_meant
+from elasticjob._runtime.agent.start_workers.in_workers.refused import WORLD_OF_MPI, refused_launcher
+from elasticjob._runtime.agent.workers.process_table import ProcessTable
+from elasticjob._runtime.agent.workers.worker_process import IN_ROUND, KEPT, SPARES
 from elasticjob._runtime.contract.commands.python_command import PythonCommand, is_python, parse_python_command
-from elasticjob._runtime.contract.names import Env
 from elasticjob._runtime.system.code_root import IN_WORKERS
+from elasticjob._runtime.system.daemon_threads import DaemonExecutor
 
 FIRST_POLL, LONGEST_POLL = 1.0, 10.0
 """Seconds until the first search of a round, and most seconds between two: the time between them doubles."""
@@ -33,8 +39,6 @@ _ESTABLISHED, _LISTENING = "01", "0A"
 class SeparateRank:
     """A process that would train, or trains, as another rank than its worker."""
 
-    local_rank: int
-    """Of the worker that it belongs to."""
     assigned: str
     """`rank R of N`, as the coordinator assigned it to the worker."""
     own: str
@@ -52,41 +56,97 @@ class SeparateRank:
         )
 
 
+@dataclass(frozen=True)
+class SeparateProcess:
+    """A process that trains apart from the world of its worker."""
+
+    pid: int
+    started: str
+    """As `start_time`."""
+    local_rank: int
+    """Of the worker that it belongs to."""
+    message: str
+    """Why, and what to write instead."""
+
+
 def separate_rank(environment: Mapping[str, str], argv: Sequence[str]) -> SeparateRank | None:
     """Return what a process is a rank of by its environment; None if that is its round, or if its Python checks it."""
-    given = dict(word.split("=", 1) for word in environment.get(Env.WORLD, "").split() if "=" in word)
+    given = assigned_to(environment)
     port = environment.get("MASTER_PORT", "")
     if not all(name in given and name in environment for name in ("RANK", "WORLD_SIZE")) or not port.isdigit():
         return None
     if (given["RANK"], given["WORLD_SIZE"]) == (environment["RANK"], environment["WORLD_SIZE"]):
         return None
-    if environment.get(ALLOWED) == "1" or TRAINS in environment or _checks_itself(environment, argv):
+    if _is_meant(environment) or _checks_itself(environment, argv):
         return None
     return SeparateRank(
-        int(given.get("LOCAL_RANK", "0")),
         f"rank {given['RANK']} of {given['WORLD_SIZE']}",
         f"rank {environment['RANK']} of {environment['WORLD_SIZE']}",
         int(port),
     )
 
 
-def end_separate_worlds(pids: Iterable[int], workers: Mapping[int, tuple[int, str]]) -> None:
-    """End each worker that has one of these processes, if that trains in another world: no restart can mend it.
+class SeparateWorlds:
+    """Searches below the workers of this pod, and ends those below which a process trains in another world."""
 
-    `workers`: process id and error file of the running workers, by local rank. The reason is in the file before the
-    worker ends, also if the process that trains apart has lost its parent.
-    """
-    for pid in pids:
-        try:
-            found = separate_rank(_environment(pid), _texts(pid, "cmdline"))
-            if found is None or not _has_torch(pid) or not _is_connected(pid, found.port):
-                continue
-        except (OSError, ValueError):  # it has ended, or belongs to another user
-            continue
-        if (worker := workers.get(found.local_rank)) is not None:
-            leader, path = worker
-            record_refusal(path, found.message)
-            kill({leader, pid})
+    def __init__(self, table: ProcessTable, helper_pids: Set[int]) -> None:
+        """`helper_pids`: programs of the agent's own, which are not searched."""
+        self._table = table
+        self._helper_pids = helper_pids
+        self._thread = DaemonExecutor(threads=1)
+
+    async def end_workers(self) -> None:
+        """Search once, and end each worker that has such a process: no restart can mend it.
+
+        /proc is read in a thread, because it may answer late: a process that waits for storage may hold the lock of its
+        own memory. The reason is in the worker's file before the worker ends, also if the process that trains apart has
+        lost its parent.
+        """
+        before = self._table.workers(IN_ROUND)
+        without = frozenset({*self._helper_pids, *self._table.pids(KEPT, SPARES)})
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(self._thread, find_separate_processes, without)
+        now = {w.local_rank: (pid, w) for pid, w in self._table.workers(IN_ROUND).items()}
+        for process in found:
+            pid, worker = now.get(process.local_rank, (0, None))
+            if worker is not None and pid in before and before[pid].round == worker.round:
+                record_refusal(worker.error_file, process.message)
+                kill({pid})
+                if start_time(process.pid) == process.started:
+                    kill({process.pid})
+
+
+def find_separate_processes(without: Iterable[int]) -> list[SeparateProcess]:
+    """Return the processes below this one that train apart, except for those below the processes in `without`."""
+    found = []
+    for pid in descendants(os.getpid(), without=without):
+        with suppress(OSError, ValueError):  # it has ended, or belongs to another user
+            started, environment = start_time(pid), _environment(pid)
+            if message := _reason(pid, environment):
+                local_rank = assigned_to(environment).get("LOCAL_RANK", "0")
+                found.append(SeparateProcess(pid, started, int(local_rank), message))
+    return found
+
+
+def _reason(pid: int, environment: Mapping[str, str]) -> str:
+    """Return why this process trains apart; "" if it does not as far as the kernel shows."""
+    if not assigned_to(environment):
+        return ""
+    if (rank := separate_rank(environment, _texts(pid, "cmdline"))) is not None:
+        return rank.message if _has_torch(pid) and _is_connected(pid, rank.port) else ""
+    if _is_meant(environment) or _is_alone(environment):
+        return ""
+    launcher = refused_launcher(pid)
+    return unless_meant(launcher) if launcher and _has_torch(pid) else ""
+
+
+def _is_meant(environment: Mapping[str, str]) -> bool:
+    return environment.get(ALLOWED) == "1" or TRAINS in environment
+
+
+def _is_alone(environment: Mapping[str, str]) -> bool:
+    """Return whether MPI has started one process, which may be a worker like any other."""
+    return any(environment.get(name) == "1" for name in WORLD_OF_MPI)
 
 
 def _checks_itself(environment: Mapping[str, str], argv: Sequence[str]) -> bool:

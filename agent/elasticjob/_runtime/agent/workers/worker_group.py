@@ -26,7 +26,7 @@ from elasticjob._runtime.agent.workers.restartable_workers import Reported, Rest
 from elasticjob._runtime.agent.workers.round_monitor import RoundMonitor
 from elasticjob._runtime.agent.workers.round_starter import RoundStarter
 from elasticjob._runtime.agent.workers.round_times import RoundTimes
-from elasticjob._runtime.agent.workers.separate_worlds import end_separate_worlds
+from elasticjob._runtime.agent.workers.separate_worlds import SeparateWorlds
 from elasticjob._runtime.agent.workers.spares import Spares
 from elasticjob._runtime.agent.workers.start_window import StartWindow
 from elasticjob._runtime.agent.workers.stop_sequence import StopSequence
@@ -97,6 +97,7 @@ class WorkerGroup:
             config, self.table, self._changes, self._window, launcher, self.restartable, self.progress, self._times,
             self._spares,
         )  # fmt: skip
+        self.separate_worlds = SeparateWorlds(self.table, self.helper_pids)
         self._starter = RoundStarter(
             config, self.table, self._changes, self._window, launcher, self.restartable, self.progress, self._times,
             self._files, prestarts, self._spares, self._stop_sequence,
@@ -358,11 +359,6 @@ class WorkerGroup:
                 signal_group(pid, signal.SIGTERM)
             case _:
                 pass
-
-    def end_separate_worlds(self) -> None:
-        """End each worker below which processes train in another world than the round's."""
-        running = {worker.local_rank: (pid, worker.error_file) for pid, worker in self.table.workers(IN_ROUND).items()}
-        end_separate_worlds(self._stop_sequence.processes(), running)
 
     def find_early_variables(self) -> None:
         """Let the launcher know if a script sets variables that its fork has read before."""

@@ -47,7 +47,11 @@ REFUSED_LAUNCHERS: Mapping[str, RefusedLauncher] = {
     launcher.name: launcher
     for launcher in (
         *(RefusedLauncher(name, _MPI, is_mpi=True) for name in ("mpirun", "mpiexec", "orterun", "srun")),
-        RefusedLauncher("hyperpodrun", "is an elastic agent of its own: write torchrun in its place"),
+        RefusedLauncher(
+            "hyperpodrun",
+            "is an elastic agent of its own: write torchrun in its place",
+            ("hyperpod_elastic_agent.run",),
+        ),
         RefusedLauncher(
             "ft_launcher",
             "is an elastic agent of its own: write torchrun in its place, without its --ft-* options; spec.hangPolicy"

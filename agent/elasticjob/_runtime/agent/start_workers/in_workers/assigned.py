@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 ASSIGNED = "ELASTICJOB_WORLD"
 """`NAME=VALUE` of torchrun's variables, separated by spaces."""
 TRAINS = "ELASTICJOB_TRAINS"
@@ -12,7 +16,12 @@ TRAINS = "ELASTICJOB_TRAINS"
 
 def assigned() -> dict[str, str]:
     """Return the variables; empty outside of a worker."""
-    return dict(word.split("=", 1) for word in os.environ.get(ASSIGNED, "").split() if "=" in word)
+    return assigned_to(os.environ)
+
+
+def assigned_to(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that the agent gave to the worker of a process with this environment."""
+    return dict(word.split("=", 1) for word in environment.get(ASSIGNED, "").split() if "=" in word)
 
 
 def restore_assigned() -> None:

@@ -15,6 +15,7 @@ import time
 from contextlib import suppress
 
 from .assigned import TRAINS, assigned
+from .refused import own_refused_launcher
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -62,11 +63,10 @@ def check_world(rank: int, size: int) -> None:
         return
     if (given["RANK"], given["WORLD_SIZE"]) != (str(rank), str(size)):
         own_rank, world = given["RANK"], given["WORLD_SIZE"]
-        fail(
+        fail_apart(
             f"this process forms a process group as rank {rank} of {size}, but it belongs to rank {own_rank} of the"
             f" job's {world}: it would train apart from the others. Let the script take RANK and WORLD_SIZE from the"
-            f" environment, and start it without a launcher that starts ranks itself; set {ALLOWED}=1 in the pod"
-            " template if this is meant"
+            " environment, and start it without a launcher that starts ranks itself"
         )
 
 
@@ -81,6 +81,16 @@ def _note_group() -> None:
             refused = SeparateWorldError.__name__ in file.read(1000)
         if refused:
             os.unlink(path)  # noqa: PTH108
+
+
+def fail_apart(message: str) -> None:
+    """Raise SeparateWorldError for a process that is no rank of the round, with the launcher that has started it."""
+    fail(unless_meant(own_refused_launcher() or message))
+
+
+def unless_meant(message: str) -> str:
+    """Return the message of a refusal with what to set if the script means it."""
+    return f"{message}; set {ALLOWED}=1 in the pod template if this is meant"
 
 
 def fail(message: str) -> None:

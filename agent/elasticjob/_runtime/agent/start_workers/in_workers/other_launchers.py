@@ -1,8 +1,9 @@
 """Launchers that do not call torch's agent: deepspeed and composer become the rank that they start below.
 
 Both would start one process for each GPU of a node. As with torch's agent, the process becomes the program that the
-launcher would start instead, with the variables and arguments that its script expects. ft_launcher has an elastic agent
-of its own and is refused. Parsers and names are those of deepspeed 0.19, composer 0.32 and nvidia-resiliency-ext 0.4.
+launcher would start instead, with the variables and arguments that its script expects. ft_launcher and hyperpodrun have
+an elastic agent of their own and are refused. Parsers and names are those of deepspeed 0.19, composer 0.32,
+nvidia-resiliency-ext 0.4 and hyperpod-elastic-agent 1.1.
 """
 
 from __future__ import annotations
@@ -16,18 +17,13 @@ import sys
 from .assigned import assigned, restore_assigned
 from .launchers import become_rank, check_local_number
 from .one_world import ALLOWED, cannot_patch, fail
+from .refused import REFUSED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
     from typing import Any
-
-FT_LAUNCHER = (
-    "ft_launcher is an elastic agent of its own: write torchrun in its place, without its --ft-* options;"
-    " spec.hangPolicy has a time-out for a rank that makes no progress, and spec.failurePolicy the number of restarts"
-)
-"""The sentence of contract/commands/launchers.py, which cannot be imported here."""
 
 
 def replace_deepspeed(module: ModuleType) -> None:
@@ -76,7 +72,12 @@ def replace_composer(module: ModuleType) -> None:
 
 def refuse_ft_launcher(module: ModuleType) -> None:
     """Replace `launch_agent` of nvidia_resiliency_ext.fault_tolerance.launcher."""
-    _replace(module, "launch_agent", lambda *_args, **_named: fail(FT_LAUNCHER))
+    _replace(module, "launch_agent", lambda *_args, **_named: fail(REFUSED["ft_launcher"]))
+
+
+def refuse_hyperpodrun(module: ModuleType) -> None:
+    """Replace `main` of hyperpod_elastic_agent.run: the program `hyperpodrun`."""
+    _replace(module, "main", lambda *_args, **_named: fail(REFUSED["hyperpodrun"]))
 
 
 def _become_deepspeed_rank(parsed: Any, script: str, args: list[str]) -> None:

@@ -25,6 +25,7 @@ PATCHES = {
     "deepspeed.launcher.launch": ("other_launchers.replace_deepspeed_node",),
     "composer.cli.launcher": ("other_launchers.replace_composer",),
     "nvidia_resiliency_ext.fault_tolerance.launcher": ("other_launchers.refuse_ft_launcher",),
+    "hyperpod_elastic_agent.run": ("other_launchers.refuse_hyperpodrun",),
     "transformers.trainer": ("trainers.extend_trainer",),
     "lightning.pytorch.trainer.trainer": ("lightning_status.show_progress",),
     "pytorch_lightning.trainer.trainer": ("lightning_status.show_progress",),

@@ -15,7 +15,7 @@ import sys
 from contextlib import suppress
 
 from .assigned import TRAINS, assigned
-from .one_world import ALLOWED, cannot_patch, check_world, fail
+from .one_world import ALLOWED, cannot_patch, check_world, fail_apart
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -107,10 +107,9 @@ def _refuse_second_process(rank: int) -> None:
         return
     for pid in _processes_with_groups() - {os.getpid()}:
         if _is_alive(pid):
-            fail(
+            fail_apart(
                 f"processes {pid} and {os.getpid()} both form a group as rank {rank}: the job would train twice,"
-                " side by side. mpirun, or & in a shell, has started the script again: start it once, or set"
-                f" {ALLOWED}=1 in the pod template if this is meant"
+                " side by side. A launcher, or & in a shell, has started the script again: start it once"
             )
 
 
