@@ -62,8 +62,9 @@ reasons: venv ## generate what `elasticjob explain` says, from the tables of the
 	@$(PY) .ci/reasons.py
 
 .PHONY: crds
-crds: venv ## generate crds/elasticjobs.yaml and the chart's copy of it
+crds: venv ## generate crds/elasticjobs.yaml, the chart's copy of it, and the pages of its fields and of the chart's values
 	@$(PY) crds/generate.py "$$(cd tests/cluster/tools && go mod download k8s.io/kubernetes && go list -m -f '{{.Dir}}' k8s.io/kubernetes)/api/openapi-spec/swagger.json"
+	@$(PY) crds/reference_pages.py
 
 .PHONY: integration
 integration: venv ## torch as our peer, and real processes on this machine; a GPU, where there is one

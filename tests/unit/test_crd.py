@@ -77,10 +77,13 @@ def test_a_description_has_the_default_and_the_limits(schema: dict[str, Any], te
     assert SPEC["failurePolicy"]["properties"]["maxRestarts"]["description"].endswith("Default: 3. From 0 to 10000.")
 
 
-def test_the_reference_has_the_defaults_and_limits() -> None:
-    reference = (REPOSITORY / "docs/reference/defaults-and-limits.md").read_text()
-    assert generator().with_limits_table(reference) == reference
-    assert "| `failurePolicy.maxRestarts` | `3` | from 0 to 10000 |" in reference
+def test_the_pages_of_the_reference_are_generated_from_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(CRDS))
+    pages: Any = importlib.import_module("reference_pages")
+    for page, generated in ((pages.API_PAGE, pages.api_tables()), (pages.VALUES_PAGE, pages.values_table())):
+        assert pages.with_generated(page.read_text(), generated) == page.read_text(), f"`make crds` writes {page.name}"
+    assert "| `maxRestarts` | integer, from 0 to 10000 | `3` | Number of worker failures" in pages.API_PAGE.read_text()
+    assert "| `operator.qps` | `100` | Requests to the API server" in pages.VALUES_PAGE.read_text()
 
 
 def test_references_are_inlined() -> None:
