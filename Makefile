@@ -117,6 +117,7 @@ slow-tests:
 deep: ## the tests that `make test` leaves out: the whole explorer, and those marked `deep`
 	@$(MAKE) --no-print-directory model
 	@$(MAKE) --no-print-directory integration MARKED=deep
+	@$(MAKE) --no-print-directory e2e MARKED=deep
 
 .PHONY: demo
 demo: ## a cluster, a plain job, one in process, and everything taken away while they train

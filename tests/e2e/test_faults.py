@@ -43,11 +43,16 @@ def assert_completes(job: Job, *, restarts: int) -> None:
     assert (status["restarts"], status.get("restartsCountTowardsMax", 0)) == (restarts, restarts)
 
 
-@pytest.fixture(params=[False, True], ids=["", "operator-dies-too"])
-def operator_dies(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
+def operator_dies(*, in_make_test: bool) -> pytest.MarkDecorator:
+    """Run a test with and without the death of the operator's pods: one of both rows in `make test`, the other deep."""
+    rows = [
+        pytest.param(dies, id=name, marks=[] if dies is in_make_test else [pytest.mark.deep])
+        for dies, name in ((False, ""), (True, "operator-dies-too"))
+    ]
+    return pytest.mark.parametrize("operator_dies", rows)
 
 
+@operator_dies(in_make_test=False)
 def test_a_worker_is_killed(
     submit: Submit, follow: Follow, shared_dir: str, cluster_dir: Path, kube: Kube, operator_dies: bool
 ) -> None:
@@ -63,6 +68,7 @@ def test_a_worker_is_killed(
     job.wait_events("WorldFormed", "Completed", *(() if operator_dies else ("WorkerFailed",)))
 
 
+@operator_dies(in_make_test=True)
 def test_a_pod_is_deleted(submit: Submit, follow: Follow, shared_dir: str, kube: Kube, operator_dies: bool) -> None:
     job, book = start(submit, follow, shared_dir, "pod-deleted", seconds=32)
     kube.delete("pods", "pod-deleted-0-0", job.namespace)
@@ -90,6 +96,7 @@ def test_a_spare_takes_the_place_of_a_deleted_pod(submit: Submit, follow: Follow
     assert {s.world for s in book.steps} == {2}
 
 
+@operator_dies(in_make_test=True)
 def test_a_node_is_killed(submit: Submit, follow: Follow, shared_dir: str, kube: Kube, operator_dies: bool) -> None:
     job, book = start(submit, follow, shared_dir, "node-killed", seconds=45)
     victim = job.node_of("node-killed-2-0")
@@ -106,6 +113,7 @@ def test_a_node_is_killed(submit: Submit, follow: Follow, shared_dir: str, kube:
         verbs.restart(victim)
 
 
+@operator_dies(in_make_test=False)
 def test_a_node_is_cut_off_and_healed(
     submit: Submit, follow: Follow, shared_dir: str, kube: Kube, operator_dies: bool
 ) -> None:

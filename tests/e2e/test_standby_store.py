@@ -34,8 +34,15 @@ def start(submit: Submit, follow: Follow, shared_dir: str, name: str) -> tuple[J
     return job, book
 
 
-@pytest.mark.parametrize(("fault", "undo"), [(verbs.kill, verbs.restart), (verbs.cut, verbs.heal)], ids=["kill", "cut"])
-@pytest.mark.parametrize("operator_dies", [False, True], ids=["", "operator-dies-too"])
+@pytest.mark.parametrize(
+    ("fault", "undo", "operator_dies"),
+    [
+        pytest.param(verbs.kill, verbs.restart, True, id="kill-operator-dies-too"),
+        pytest.param(verbs.cut, verbs.heal, False, id="cut"),
+        pytest.param(verbs.kill, verbs.restart, False, id="kill", marks=pytest.mark.deep),
+        pytest.param(verbs.cut, verbs.heal, True, id="cut-operator-dies-too", marks=pytest.mark.deep),
+    ],
+)
 def test_the_machine_of_the_store_is_lost(
     submit: Submit,
     follow: Follow,

@@ -36,9 +36,10 @@ os.kill(worker, signal.SIGKILL)
 """
 
 
-@pytest.fixture
-def kills() -> int:
-    return 20
+@pytest.fixture(params=[4, pytest.param(20, marks=pytest.mark.deep)])
+def kills(request: pytest.FixtureRequest) -> int:
+    """How many workers are killed, one after the other."""
+    return int(request.param)
 
 
 @pytest.mark.timeout(1500)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from e2e.test_faults import (  # noqa: F401
-    operator_dies,
     test_a_node_is_cut_off_and_healed,
     test_a_node_is_killed,
     test_a_pod_is_deleted,
