@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from elasticjob._runtime.contract.names import DEFAULT_PORT, GROUP, KIND, PLURAL, VERSION
 from elasticjob_operator.__main__ import NEWEST_STATUS_FIELD
 from elasticjob_operator.model.job.job_defaults import DEFAULT_FIELDS
+from support.common.read_yaml import read_yaml
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CRDS = REPOSITORY / "crds"
@@ -22,7 +22,7 @@ CHART_COPY = REPOSITORY / "charts/elasticjob/files/elasticjobs.yaml"
 
 
 def schema_of(path: Path) -> dict[str, Any]:
-    (version,) = yaml.safe_load(path.read_text())["spec"]["versions"]
+    (version,) = read_yaml(path)["spec"]["versions"]
     result: dict[str, Any] = version["schema"]["openAPIV3Schema"]
     return result
 
@@ -155,7 +155,7 @@ def test_the_template_has_the_fields_of_a_pod_spec(field: str) -> None:
 
 
 def test_names_are_those_of_the_contract() -> None:
-    crd = yaml.safe_load((CRDS / "elasticjobs.yaml").read_text())
+    crd = read_yaml(CRDS / "elasticjobs.yaml")
     assert crd["metadata"]["name"] == f"{PLURAL}.{GROUP}"
     assert (crd["spec"]["group"], crd["spec"]["names"]["kind"]) == (GROUP, KIND)
     assert [version["name"] for version in crd["spec"]["versions"]] == [VERSION]
@@ -231,7 +231,7 @@ def test_defaults_and_limits_of_numbers() -> None:
 
 
 def test_columns_and_scale_name_fields_that_exist() -> None:
-    (version,) = yaml.safe_load((CRDS / "elasticjobs.yaml").read_text())["spec"]["versions"]
+    (version,) = read_yaml(CRDS / "elasticjobs.yaml")["spec"]["versions"]
     scale = version["subresources"]["scale"]
     for path in [*(c["jsonPath"] for c in version["additionalPrinterColumns"]), *scale.values()]:
         node = CRD
@@ -244,7 +244,7 @@ def test_columns_and_scale_name_fields_that_exist() -> None:
 
 
 def test_the_columns_of_kubectl_get() -> None:
-    (version,) = yaml.safe_load((CRDS / "elasticjobs.yaml").read_text())["spec"]["versions"]
+    (version,) = read_yaml(CRDS / "elasticjobs.yaml")["spec"]["versions"]
     columns = version["additionalPrinterColumns"]
     wide = [column["name"] for column in columns if column.get("priority")]
     assert [column["name"] for column in columns if not column.get("priority")] == [
@@ -254,7 +254,7 @@ def test_the_columns_of_kubectl_get() -> None:
 
 
 def test_the_crd_fits_the_last_applied_annotation_of_kubectl_apply() -> None:
-    crd = yaml.safe_load((CRDS / "elasticjobs.yaml").read_text())
+    crd = read_yaml(CRDS / "elasticjobs.yaml")
     assert len(json.dumps(crd, separators=(",", ":"))) < 200_000
 
 
@@ -267,7 +267,7 @@ def test_the_chart_has_the_list_of_reserved_variables_of_the_contract() -> None:
 
 
 def test_the_chart_checks_defaults_for_jobs_by_the_schema_of_the_crd() -> None:
-    crd = yaml.safe_load((CRDS / "elasticjobs.yaml").read_text())
+    crd = read_yaml(CRDS / "elasticjobs.yaml")
     values_schema = (REPOSITORY / "charts/elasticjob/values.schema.json").read_text()
     assert generator().with_defaults_schema(values_schema, crd) == values_schema
     assert json.loads(values_schema)["definitions"]["jobSpecDefaults"]["properties"]["hangPolicy"]["required"] == [
@@ -286,7 +286,7 @@ def test_a_field_that_the_platform_may_set_has_no_default_that_the_api_server_fi
 
 
 def test_the_agent_ships_the_same_schema() -> None:
-    crd = yaml.safe_load((CRDS / "elasticjobs.yaml").read_text())
+    crd = read_yaml(CRDS / "elasticjobs.yaml")
     assert JOB_SCHEMA.read_text() == generator().job_schema_text(crd)
 
 

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 from prometheus_client import Counter
 from prometheus_client.metrics import MetricWrapperBase
 
 from elasticjob._runtime.contract.names import FINAL_EXCEPTIONS, Env
 from elasticjob_operator import metrics, settings
+from support.common.read_yaml import read_yaml
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 REFERENCE = "\n".join(page.read_text() for page in sorted((REPOSITORY / "docs/reference").glob("*.md")))
@@ -64,7 +64,7 @@ def test_the_events_that_the_operator_records_are_documented() -> None:
 
 
 def test_each_field_of_the_status_is_documented() -> None:
-    crd = yaml.safe_load((REPOSITORY / "crds/elasticjobs.in.yaml").read_text())
+    crd = read_yaml(REPOSITORY / "crds/elasticjobs.in.yaml")
     (version,) = crd["spec"]["versions"]
     status = version["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"]
     assert [name for name in status if f"`{name}`" not in REFERENCE and f"`status.{name}`" not in REFERENCE] == []

@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from elasticjob._runtime.contract import codec
 from elasticjob._runtime.contract.messages import (
     AgentReport,
@@ -29,6 +27,7 @@ from elasticjob_operator.model.cluster.raw import timestamp
 from elasticjob_operator.model.job.guarded import guarded_digest
 from elasticjob_operator.model.observed import Child, Children, Job, LinkView, Observed, parse_job
 from elasticjob_operator.plan import Plan, plan
+from support.common.read_yaml import read_yaml
 from support.operator.condition_table import documented_reason, undocumented
 
 NOW = 1_800_000_000.0
@@ -37,9 +36,9 @@ IMAGE = "elasticjob:test"
 CHILDREN = Children("bert-rdzv", Child("n", True), Child("r", True, incarnation=0))
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-STATUS_SCHEMA = yaml.safe_load((REPOSITORY / "crds/elasticjobs.in.yaml").read_text())["spec"]["versions"][0]["schema"][
-    "openAPIV3Schema"
-]["properties"]["status"]
+STATUS_SCHEMA = read_yaml(REPOSITORY / "crds/elasticjobs.in.yaml")["spec"]["versions"][0]["schema"]["openAPIV3Schema"][
+    "properties"
+]["status"]
 
 Raw = dict[str, Any]
 _TEMPLATE: Raw = {"spec": {"containers": [{"name": "main", "image": "user:1", "command": ["python", "train.py"]}]}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -36,24 +37,25 @@ TESTS = Path(__file__).resolve().parents[2]
 TRAINED = {"rendezvousRound": 1, "rendezvous": {"incarnation": 0, "standby": 1, "round": "1.0.1"}}
 
 
-def texts_of_tests() -> Iterator[str]:
-    """Yield the text of each test function of the operator and of the cluster, with its decorators."""
+@functools.cache
+def texts_of_tests() -> list[str]:
+    """Return the text of each test function of the operator and of the cluster, with its decorators."""
+    texts = []
     for folder in ("unit/operator", "e2e", "api_server"):
         for file in sorted((TESTS / folder).glob("test_*.py")):
             text = file.read_text()
+            lines = text.splitlines()
             for node in ast.walk(ast.parse(text)):
                 if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name.startswith("test_"):
                     first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-                    yield "\n".join(text.splitlines()[first - 1 : node.end_lineno])
-
-
-TEXTS = [*texts_of_tests()]
+                    texts.append("\n".join(lines[first - 1 : node.end_lineno]))
+    return texts
 
 
 @pytest.mark.parametrize(("kind", "status_", "reason"), sorted(DOCUMENTED))
 def test_one_test_names_the_condition_with_its_reason(kind: str, status_: str, reason: str) -> None:
     assert status_ in ("True", "False", "Unknown")
-    assert any(f'"{kind}"' in text and f'"{reason}"' in text for text in TEXTS), "no test has both"
+    assert any(f'"{kind}"' in text and f'"{reason}"' in text for text in texts_of_tests()), "no test has both"
 
 
 def test_the_reference_says_what_each_value_of_each_condition_means() -> None:

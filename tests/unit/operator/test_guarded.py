@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import yaml
 
 from elasticjob_operator.actions import CreateWorker, DeletePod
 from elasticjob_operator.model.cluster.raw import timestamp
@@ -16,6 +15,7 @@ from elasticjob_operator.model.job.guarded import GUARDED_FIELDS, guarded_digest
 from elasticjob_operator.model.job.job_defaults import JobDefaults
 from elasticjob_operator.model.job.status import parse_status
 from elasticjob_operator.model.observed import QUEUE_LABEL, Children, Job, LinkView, Observed, parse_job
+from support.common.read_yaml import read_yaml
 from support.operator.build import (
     NOW,
     REPOSITORY,
@@ -33,7 +33,7 @@ from support.operator.build import (
 )
 
 SPEC: Raw = raw_job()["spec"]
-SCHEMA = yaml.safe_load((REPOSITORY / "crds/elasticjobs.yaml").read_text())["spec"]["versions"][0]["schema"]
+SCHEMA = read_yaml(REPOSITORY / "crds/elasticjobs.yaml")["spec"]["versions"][0]["schema"]
 RULES: list[Raw] = SCHEMA["openAPIV3Schema"]["x-kubernetes-validations"]
 OTHER: Raw = {"spec": {"containers": [{"name": "main", "image": "user:2", "command": ["python", "train.py"]}]}}
 

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from elasticjob._runtime.contract.failures.failure_rules import parse_rules
 from elasticjob._runtime.contract.messages import HangAction, RestartStrategy, RoundSettings, SuccessPolicy
 from elasticjob._runtime.contract.names import Backend, TrainerIntegration
 from elasticjob_operator.model.job.spec import CleanPods, GangProvider, JobSpec, Placement, PodReplacement, parse_spec
 from elasticjob_operator.model.observed import parse_job
+from support.common.read_yaml import read_yaml
 from support.operator.build import raw_job
 
-CRD = yaml.safe_load((Path(__file__).resolve().parents[3] / "crds/elasticjobs.in.yaml").read_text())
+CRD = read_yaml(Path(__file__).resolve().parents[3] / "crds/elasticjobs.in.yaml")
 RULES = [{"name": "oom", "action": "FailJob", "onReasons": ["OOMKilled"]}]
 RESOURCES = {"limits": {"memory": "1Gi"}}
 TOLERATIONS = [{"key": "pool", "operator": "Exists"}]
