@@ -27,9 +27,6 @@ class RoundStore:
         self.numbers[key] = self.numbers.get(key, 0) + number
         return self.numbers[key]
 
-    def check(self, keys: list[str]) -> bool:
-        return all(key in self.numbers for key in keys)
-
 
 class Worker:
     """A process of rank 1 with torch's two functions."""
@@ -88,10 +85,28 @@ def test_a_group_that_plans_a_training_is_none_of_the_round(worker: Worker) -> N
     assert worker.begin() == ""
 
 
-def test_another_process_of_the_worker_goes_on_with_the_count(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("formed", "next_prefix"), [(True, "stage_1"), (False, "")])
+def test_another_process_of_the_worker_goes_on_after_the_groups_that_were_formed(
+    formed: bool, next_prefix: str, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert worker.begin() == ""
+    if formed:
+        worker.end()
     monkeypatch.setattr(os, "getpid", lambda: -1)
-    assert worker.begin() == "stage_1"
+    assert worker.begin() == next_prefix
+    worker.end()
+    assert worker.begin() == ("stage_2" if formed else "stage_1")
+
+
+def test_a_group_of_another_store_is_not_counted_in_the_store_of_a_round_that_has_ended(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = worker.store
+    assert worker.begin() == ""  # the round ends before the group is formed
+    monkeypatch.setenv("ELASTICJOB_WORLD", os.environ["ELASTICJOB_WORLD"].replace("500", "501"))
+    worker.store = RoundStore()
+    worker.end()
+    assert ended.numbers == {"groups_of_rank_1": 0}
 
 
 @pytest.mark.parametrize("left", ["alive", "destroyed", "ended"])

@@ -2,9 +2,10 @@
 
 A shell may run `torchrun prepare.py && torchrun train.py`, and a program may destroy its process group and form another
 one. All of them have the store of one round, where the second group would find the keys of the first: its ranks would
-connect to addresses at which no process listens any more, and fail or hang. So the store counts the groups of each
-rank, and each group after the first one gets a prefix with its number. All ranks run the same program, so they count
-alike. Each round has a new store, so ranks that stay and ranks that start in a round agree too.
+connect to addresses at which no process listens any more, and fail or hang. So the store counts the groups that each
+rank has formed, and each group after the first one gets a prefix with its number. All ranks run the same program, so
+they count alike. A process that fails before it has formed its group leaves the number to the one that tries again.
+Each round has a new store, so ranks that stay and ranks that start in a round agree too.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import os
 import sys
 from contextlib import suppress
 
-from .assigned import TRAINS, assigned
+from .assigned import ASSIGNED, TRAINS, assigned
 from .one_world import ALLOWED, cannot_patch, check_world, fail_apart
 
 TYPE_CHECKING = False
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-_forming: tuple[int, int] | None = None
-"""Process id, and number of the group that has got a store and is not formed yet."""
+_forming: tuple[tuple[int, str], Any, str] | None = None
+"""Of a group that has got the store and is not formed yet: `_process_in_round`, the store, and the key of the count."""
 
 
 def separate_stages(module: ModuleType) -> None:
@@ -60,8 +61,7 @@ def count_groups(module: ModuleType) -> None:
         if group is None:
             _write(f"-{os.getpid()}")
         elif module.get_backend(group) != "fake":
-            global _forming
-            _forming = None
+            _count_group()
 
     module._update_default_pg = _update_default_pg  # type: ignore[attr-defined]
 
@@ -83,18 +83,29 @@ def _prefix_below_rank() -> str:
 
 
 def _stage(store: Any, rank: int) -> int:
-    """Return how many groups of this rank got the round's store before the one that is being formed.
-
-    A process that tries again to form a group keeps its number, unless the store is that of another round.
-    """
+    """Return how many groups this rank has formed in the round before the one that is being formed."""
     global _forming
     key = f"groups_of_rank_{rank}"
-    if _forming is None or _forming[0] != os.getpid() or not store.check([key]):
-        _write(f"+{os.getpid()}")  # before it is counted: the second of two processes at once finds the first
-        _forming = (os.getpid(), store.add(key, 1) - 1)
-        if _forming[1] > 0:
-            _refuse_second_process(rank)
-    return _forming[1]
+    if _forming is None or _forming[0] != _process_in_round():
+        _write(f"+{os.getpid()}")  # before the others are read: one of two processes at once finds the other
+    _forming = (_process_in_round(), store, key)
+    _refuse_second_process(rank)
+    number: int = store.add(key, 0)
+    return number
+
+
+def _count_group() -> None:
+    """Count the group that is formed, if it is the one that has got the round's store."""
+    global _forming
+    forming, _forming = _forming, None
+    if forming is not None and forming[0] == _process_in_round():
+        _, store, key = forming
+        store.add(key, 1)
+
+
+def _process_in_round() -> tuple[int, str]:
+    """Return what a fork does not share, and what a process that stays does not share with its last round."""
+    return os.getpid(), os.environ.get(ASSIGNED, "")
 
 
 def _refuse_second_process(rank: int) -> None:
