@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from benchmarks import pictures
+from benchmarks.drawing import pictures as drawing
 from benchmarks.gpu import page as gpu_page
 from benchmarks.on_gpu import ON_GPU
 from benchmarks.row import BEST, OURS, PAUSE, SHIPPED
@@ -30,6 +31,8 @@ def write() -> None:
     results = load()
     IMAGES.mkdir(exist_ok=True)
     drawn = pictures.draw([f for f in results if not f["command"].startswith("make gpu")], IMAGES)
+    for name, text in drawing.pictures(results).items():
+        (IMAGES / f"{name}.svg").write_text(text)
     PAGE.write_text(page(results, drawn))
 
 
@@ -47,7 +50,8 @@ def page(results: Sequence[Figures], drawn: Iterable[str]) -> str:
     cluster = [f for f in results if f["command"].startswith("make bench-cluster")]
     operator = [f for f in results if f["command"].startswith("make bench-operator")]
     soaks = [f for f in results if f["command"].startswith("make soak")]
-    parts = [_intro(), *(f"![{name}](../img/{name}.png)\n" for name in drawn)]
+    recovery = "![Seconds from a fault to the next step, for each fault and system](../img/recovery.svg)\n"
+    parts = [_intro(), recovery, *(f"![{name}](../img/{name}.png)\n" for name in drawn)]
     if local:
         parts += ["## Without a cluster\n", _machine(local), table(local), split(local), _notes(local), _on_gpu(local)]
     if cluster:
