@@ -65,7 +65,8 @@ def test_every_promise_of_a_page_has_a_test_and_every_tested_promise_is_on_its_p
 
 @pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)
 def test_pages_name_no_tests(page: Path) -> None:
-    assert re.findall(r"\w*test_\w+\.py|::test_\w+|`test_\w+`", page.read_text()) == []
+    shown = re.sub(r"<!-- .*? -->", "", page.read_text())  # a mark of a block names its test
+    assert re.findall(r"\w*test_\w+\.py|::test_\w+|`test_\w+`", shown) == []
 
 
 def test_every_fault_and_invariant_of_the_explorer_is_documented() -> None:
