@@ -105,7 +105,7 @@ def set_by_agent(name: str) -> bool:
     return name.startswith(("ELASTICJOB_", "PET_"))
 
 
-@pytest.mark.parametrize("way", ["torchrun", "module", "shell"])
+@pytest.mark.parametrize("way", ["torchrun", pytest.param("module", marks=pytest.mark.deep), "shell"])
 def test_torchruns_workers_are_forked_and_otherwise_the_same_as_without_elasticjob(way: str, tmp_path: Path) -> None:
     (tmp_path / "report.py").write_text(REPORT)
     commands = {}

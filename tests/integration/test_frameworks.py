@@ -233,7 +233,10 @@ def test_a_limit_of_batches_gives_the_same_steps_after_interruptions() -> None:
     assert parts.endswith("equal True\n")
 
 
-@pytest.mark.parametrize("example", PRELOAD)
+@pytest.mark.parametrize(
+    "example",
+    [pytest.param(name, marks=[pytest.mark.deep] if name in ("elastic_data", "lightning") else []) for name in PRELOAD],
+)
 def test_a_killed_worker_and_a_drained_node_leave_the_training_as_it_was(example: str, tmp_path: Path) -> None:
     """No checkpoint is written or read. The new process of a lost rank 0 gets its state from the other processes."""
     expected = undisturbed(example)
@@ -280,7 +283,7 @@ def test_the_loss_of_all_nodes_costs_the_steps_since_the_last_checkpoint(tmp_pat
     assert dict(found) == pytest.approx({step: expected[step] for step, _ in found}, abs=2e-4)
 
 
-@pytest.mark.parametrize("example", ["trainer", "lightning"])
+@pytest.mark.parametrize("example", [pytest.param("trainer", marks=pytest.mark.deep), "lightning"])
 def test_a_callback_saves_the_state_at_the_end_of_a_job_and_the_next_job_continues(
     example: str, tmp_path: Path
 ) -> None:

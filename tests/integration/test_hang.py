@@ -225,8 +225,12 @@ train()
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(
     ("policy", "steps"),
-    [({}, []), ({"hangPolicy": {"progressTimeoutSeconds": 600}}, ["steps"])],
-    ids=["none", "hangPolicy"],
+    [
+        pytest.param({}, [], id="none"),
+        pytest.param(
+            {"hangPolicy": {"progressTimeoutSeconds": 600}}, ["steps"], id="hangPolicy", marks=pytest.mark.deep
+        ),
+    ],
 )
 def test_a_rank_that_does_not_enter_a_collective_ends_the_round_without_a_hang_policy(
     policy: dict[str, Any], steps: list[str], tmp_path: Path

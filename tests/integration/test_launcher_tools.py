@@ -64,11 +64,12 @@ STAND_INS = {"trl": TRL, "tune": TUNE, "llamafactory-cli": LLAMA_FACTORY}
     ("command", "words"),
     [
         ("{programs}/fabric run train.py --accelerator=cpu --devices=1 --num-nodes=2 by fabric", "by fabric"),
-        (
+        pytest.param(
             "uv run --no-project --offline --python {programs}/python python -m torch.distributed.run train.py by uv",
             "by uv",
+            marks=pytest.mark.deep,
         ),
-        ("{folder}/trl sft --cpu --num_processes 2", "--config sft.yaml"),
+        pytest.param("{folder}/trl sft --cpu --num_processes 2", "--config sft.yaml", marks=pytest.mark.deep),
         ("{folder}/tune --nproc_per_node 1 train by tune", "by tune"),
         ("FORCE_TORCHRUN=1 NNODES=2 NODE_RANK=0 {folder}/llamafactory-cli train x.yaml", "x.yaml"),
     ],

@@ -153,8 +153,8 @@ WARM = ["torch"]
             WARM,
             ["by path"],
         ),
-        (["./stage.sh"], COLD, ["from a file"]),
-        ([sys.executable, "driver.py"], WARM, [""]),
+        pytest.param(["./stage.sh"], COLD, ["from a file"], marks=pytest.mark.deep),
+        pytest.param([sys.executable, "driver.py"], WARM, [""], marks=pytest.mark.deep),
         ([sys.executable, "in_process.py"], COLD, ["in process"]),
         ([sys.executable, "function.py"], WARM, ["first", "second"]),
         (
@@ -166,9 +166,19 @@ WARM = ["torch"]
             WARM,
             ["one", "two"],
         ),
-        (["bash", "-c", f"python train.py one; {TORCHRUN} train.py two"], COLD, ["one", "two"]),
+        pytest.param(
+            ["bash", "-c", f"python train.py one; {TORCHRUN} train.py two"],
+            COLD,
+            ["one", "two"],
+            marks=pytest.mark.deep,
+        ),
         ([ACCELERATE, "launch", "--use_fsdp", "--num_processes", "2", "train.py", "by", "fsdp"], COLD, ["by fsdp"]),
-        ([ACCELERATE, "launch", "--cpu", "--num_processes", "2", "train.py", "on", "cpu"], COLD, ["on cpu"]),
+        pytest.param(
+            [ACCELERATE, "launch", "--cpu", "--num_processes", "2", "train.py", "on", "cpu"],
+            COLD,
+            ["on cpu"],
+            marks=pytest.mark.deep,
+        ),
     ],
     ids=[
         "full path",

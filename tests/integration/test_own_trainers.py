@@ -97,7 +97,7 @@ if torch.distributed.is_initialized():
 """
 
 
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.deep), 3])
 def test_each_kind_of_loss_is_the_mean_over_the_steps_samples(workers: int, tmp_path: Path) -> None:
     """The last step of an epoch has two samples: fewer than ranks, and in fewer micro-batches than the others."""
     (tmp_path / "script.py").write_text(SCRIPT)

@@ -184,7 +184,7 @@ def test_the_backend_has_torchs_name(make: Make) -> None:
     assert make()[0].name == "c10d"
 
 
-@pytest.mark.parametrize("store_type", ["tcp", "file"])
+@pytest.mark.parametrize("store_type", [pytest.param("tcp", marks=pytest.mark.deep), "file"])
 def test_torchrun_reaches_the_backend_by_an_option(tmp_path: Path, store_type: str) -> None:
     """torch finds elasticjob's entry point, which returns torch's own handler on the backend."""
     endpoint = f"localhost:{free_port()}" if store_type == "tcp" else str(tmp_path / "state")

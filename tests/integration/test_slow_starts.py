@@ -24,7 +24,7 @@ SECONDS = 3.0
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("rank", [2, 0])
+@pytest.mark.parametrize("rank", [pytest.param(2, marks=pytest.mark.deep), 0])
 def test_the_others_make_steps_while_a_killed_process_starts_again(rank: int, tmp_path: Path) -> None:
     """The smaller world makes steps before the new process comes to its function. Then it joins in one pause."""
     with FaultyJob(tmp_path, set_up=SECONDS) as job:

@@ -61,7 +61,7 @@ def test_a_joining_node_starts_a_round_without_a_charge(tmp_path: Path, port: in
             assert [host.exit_code(), joiner.exit_code()] == [0, 0]
 
 
-@pytest.mark.parametrize("store_type", ["tcp", "file"])
+@pytest.mark.parametrize("store_type", ["tcp", pytest.param("file", marks=pytest.mark.deep)])
 def test_torchs_own_handler_runs_on_elasticjobs_backend(tmp_path: Path, port: int, store_type: str) -> None:
     endpoint = f"localhost:{port}" if store_type == "tcp" else str(tmp_path / "state")
     options = [

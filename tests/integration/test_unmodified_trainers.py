@@ -103,7 +103,7 @@ else:
 @pytest.mark.parametrize(
     ("package", "kind", "devices"),
     [
-        ("lightning.pytorch", "Trainer", 1),
+        pytest.param("lightning.pytorch", "Trainer", 1, marks=pytest.mark.deep),
         ("pytorch_lightning", "Trainer", '"auto"'),
         ("lightning.fabric", "Fabric", 1),
     ],
