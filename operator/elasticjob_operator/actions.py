@@ -98,7 +98,17 @@ class DeleteWorkload:
 
 @dataclass(frozen=True)
 class MarkPodsReady:
-    """Report in the Workload that the job trains."""
+    """Report in the Workload that the job trains, or that it has too few pods to train."""
+
+    ready: bool = True
+
+
+@dataclass(frozen=True)
+class ReclaimPods:
+    """Give the quota of some of an admitted job's pods back: the job has shrunk."""
+
+    count: int
+    """How many pods of the admission the job does not use any more."""
 
 
 @dataclass(frozen=True)
@@ -196,6 +206,7 @@ Action: TypeAlias = (
     | UpdateWorkload
     | DeleteWorkload
     | MarkPodsReady
+    | ReclaimPods
     | ReleaseQuota
     | FinishWorkload
     | WritePolicy

@@ -9,6 +9,7 @@ from benchmarks.kube_requests import Json
 from benchmarks.simulated_pods import NAMESPACE
 
 from api_server.conftest import Cluster
+from api_server.test_chart_values import of_kind
 
 RESTRICTED = {
     "allowPrivilegeEscalation": False, "runAsNonRoot": True, "capabilities": {"drop": ["ALL"]},
@@ -66,3 +67,43 @@ async def test_a_namespace_with_policies_admits_the_store(cluster: Cluster) -> N
         )  # fmt: skip
         assert "runAsUser" not in json.dumps(spec)
         assert "serviceAccountToken" not in json.dumps(spec)
+
+
+async def test_a_cluster_that_requires_a_queue_refuses_jobs_without_one_and_to_leave_it(cluster: Cluster) -> None:
+    old, free, queued = (cluster.job(name, 1, 2) for name in ("old", "free", "queued"))
+    queued["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team-a"}
+    await cluster.apply(old)
+    required = {"kueue.requireQueue": True}
+    kinds = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
+    for document in (d for kind in kinds for d in of_kind(kind, required)):
+        cluster.kubectl("apply", "-f", "-", stdin=json.dumps(document))
+
+    def tried(*arguments: str, stdin: str = "") -> str:
+        try:
+            cluster.kubectl(*arguments, "--dry-run=server", stdin=stdin)
+        except subprocess.CalledProcessError as error:
+            return str(error.stderr)
+        return ""
+
+    def refused() -> bool:
+        return "this cluster requires a queue" in tried("create", "-f", "-", stdin=json.dumps(free))
+
+    await cluster.pods.until("the API server enforces the policy", refused, 60)
+    await cluster.apply(queued)
+    job, label = ("elasticjob/queued", "-n", NAMESPACE), "kueue.x-k8s.io/queue-name"
+    assert "requires a queue" in tried("label", *job, f"{label}-")
+    assert tried("label", *job, f"{label}=team-b", "--overwrite") == ""
+    assert tried("label", "elasticjob/old", "-n", NAMESPACE, "note=x") == "", "a job that is older than the policy"
+
+
+def test_kueue_may_read_the_jobs_whose_workloads_it_has() -> None:
+    (role,) = [r for r in of_kind("ClusterRole", {"kueue.enabled": True}) if r["metadata"]["name"].endswith("-kueue")]
+    assert [(r["resources"], r["verbs"]) for r in role["rules"]] == [(["elasticjobs"], ["get", "list", "watch"])]
+    (binding,) = [
+        b for b in of_kind("ClusterRoleBinding", {"kueue.enabled": True}) if b["roleRef"]["name"].endswith("-kueue")
+    ]
+    assert binding["subjects"] == [
+        {"kind": "ServiceAccount", "name": "kueue-controller-manager", "namespace": "kueue-system"}
+    ]
+    without = {"kueue.enabled": True, "kueue.serviceAccount.name": ""}
+    assert not [r for r in of_kind("ClusterRole", without) if r["metadata"]["name"].endswith("-kueue")]

@@ -66,6 +66,7 @@ STATUS = of(
         clusterQueue=STRING,
         podSetAssignments={**list_map("name", ASSIGNMENT), "maxItems": 8},
     ),
+    reclaimablePods=list_map("name", of(["name", "count"], name=STRING, count=COUNT)),
 )
 RESERVED = "self.status.conditions.exists(c, c.type == 'QuotaReserved' && c.status == 'True')"
 WORKLOAD = of(["spec"], spec=SPEC, status=STATUS)

@@ -93,7 +93,13 @@ def asks_for(workload: Workload, job: Job, spec: JobSpec) -> bool:
     wanted = spec.settings.desired_pods
     same_minimum = workload.min_count is None or workload.min_count == spec.min_replicas
     same_pods = workload.template == job.template_digest
-    return workload.queue == job.queue and workload.count == wanted and same_minimum and same_pods
+    same_priority = workload.priority_class == priority_class(job, spec)
+    return workload.queue == job.queue and workload.count == wanted and same_minimum and same_pods and same_priority
+
+
+def priority_class(job: Job, spec: JobSpec) -> str:
+    """Return the name of the class of the Workload's priority: that of the job's label, else of its pods."""
+    return job.queue_priority or text(spec.template, "spec", "priorityClassName")
 
 
 # ---- status ----------------------------------------------------------------------------------------------------
@@ -121,9 +127,16 @@ def finished_status(raw: Raw, now: float, *, succeeded: bool, message: str) -> d
     return _with_conditions(raw, now, [(WorkloadCondition.FINISHED, True, reason, message)])
 
 
-def ready_status(raw: Raw, now: float) -> dict[str, Any]:
-    """Return the status of the Workload of a job that trains. Kueue may evict one that does not start in time."""
-    return _with_conditions(raw, now, [(WorkloadCondition.PODS_READY, True, "Started", "the job trains")])
+def ready_status(raw: Raw, now: float, *, ready: bool) -> dict[str, Any]:
+    """Return the status of the Workload of a job that trains, or that has too few pods to train. Kueue may evict one
+    that does not start, or does not recover, in time."""
+    reason, message = ("Started", "the job trains") if ready else ("WaitForRecovery", "the job has too few pods")
+    return _with_conditions(raw, now, [(WorkloadCondition.PODS_READY, ready, reason, message)])
+
+
+def reclaimed_status(raw: Raw, now: float, *, count: int) -> dict[str, Any]:
+    """Return the status of a Workload that gives the quota of `count` pods back."""
+    return {**mapping(raw, "status"), "reclaimablePods": [{"name": WORKER_PODS, "count": count}]}
 
 
 def _is(condition: Raw, kind: WorkloadCondition) -> bool:

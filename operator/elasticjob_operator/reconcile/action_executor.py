@@ -29,6 +29,7 @@ from elasticjob_operator.actions import (
     DeleteWorkload,
     FinishWorkload,
     MarkPodsReady,
+    ReclaimPods,
     ReleaseQuota,
     ReplaceGang,
     ResizeGang,
@@ -118,7 +119,9 @@ class ActionExecutor:
         stores = [a for a in ordered if isinstance(a, (CreateStore, UpdateStoreService))]
         workers = [a for a in ordered if isinstance(a, CreateWorker)]
         standbys = [a for a in ordered if isinstance(a, CreateStandbyStore)]
-        queueing = (CreateWorkload, UpdateWorkload, DeleteWorkload, MarkPodsReady, ReleaseQuota, FinishWorkload)
+        queueing = (
+            CreateWorkload, UpdateWorkload, DeleteWorkload, MarkPodsReady, ReclaimPods, ReleaseQuota, FinishWorkload,
+        )  # fmt: skip
         deletions = (DeletePod, DeleteService, DeleteGang, DeletePolicy, DeleteJob)
         changes = (*deletions, ResizeGang, ReplaceGang, *queueing)
         others = [a for a in ordered if isinstance(a, changes)]
@@ -241,13 +244,13 @@ class ActionExecutor:
             case CreateWorkload(name, replaces):
                 return await self._create_workload(name, replaces)
             case UpdateWorkload(name, uid):
-                return await self._requests.patch(
-                    KUEUE_WORKLOADS, name, uid, manifests.workload_request(self.job, self.spec)
-                )
+                return await self._update_workload(name, uid)
             case DeleteWorkload(name, uid):
                 return await self._requests.delete(KUEUE_WORKLOADS, name, uid)
-            case MarkPodsReady():
-                return await self._write_workload(manifests.ready_status)
+            case MarkPodsReady(ready):
+                return await self._write_workload(partial(manifests.ready_status, ready=ready))
+            case ReclaimPods(count):
+                return await self._write_workload(partial(manifests.reclaimed_status, count=count))
             case ReleaseQuota():
                 return await self._write_workload(manifests.released_status)
             case FinishWorkload(succeeded, message):
@@ -311,14 +314,30 @@ class ActionExecutor:
         return await self._requests.delete_child(GANG_RESOURCES[self.spec.gang], manifests.gang_name(self.job), uid)
 
     async def _create_workload(self, name: str, replaces: tuple[str, str]) -> Result:
-        try:
-            priority = await read_priority(self.api, self.job, self.spec)
-        except (Refused, NotFound) as error:
-            return self._requests.refused(manifests.workload_child(name), name, error, explain_priority_refusal(error))
-        except KubeError as error:
-            return Result(name, problem=str(error))
+        priority = await self._read_priority(name)
+        if isinstance(priority, Result):
+            return priority
         body = manifests.workload_manifest(self.job, self.spec, name, priority, replaces)
         return await self._requests.create(KUEUE_WORKLOADS, "Workload/", body, explain=explain_workload_refusal)
+
+    async def _update_workload(self, name: str, uid: str) -> Result:
+        priority = await self._read_priority(name)
+        if isinstance(priority, Result):
+            return priority
+        request = manifests.workload_request(self.job, self.spec)
+        no_priority = {"priority": None, "priorityClassRef": None}  # a patch removes what is null
+        changed = {**request, "spec": {**request["spec"], **(priority or no_priority)}}
+        return await self._requests.patch(KUEUE_WORKLOADS, name, uid, changed)
+
+    async def _read_priority(self, workload: str) -> Raw | Result:
+        """Return the fields of the Workload for its priority, or why they are unknown."""
+        try:
+            return await read_priority(self.api, self.job, self.spec)
+        except (Refused, NotFound) as error:
+            child = manifests.workload_child(workload)
+            return self._requests.refused(child, workload, error, explain_priority_refusal(error))
+        except KubeError as error:
+            return Result(workload, problem=str(error))
 
     async def _write_workload(self, new_status: Callable[[Raw, float], Raw]) -> Result:
         """Change the status of the Workload that was observed; the API server refuses it if that has changed since."""

@@ -199,10 +199,11 @@ def copied(raw: Mapping[str, Any]) -> Raw:
 
 
 def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> Raw:
+    """Return what a merge patch makes of an object: null removes a field."""
     both = dict(old)
     for key, value in new.items():
-        both[key] = _merged(both.get(key, {}), value) if isinstance(value, Mapping) else value
-    return both
+        both[key] = _merged(both.get(key) or {}, value) if isinstance(value, Mapping) else value
+    return {key: value for key, value in both.items() if value is not None}
 
 
 # ---- stores ----------------------------------------------------------------------------------------------------

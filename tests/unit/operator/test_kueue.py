@@ -19,6 +19,7 @@ from elasticjob_operator.actions import (
     DeleteWorkload,
     FinishWorkload,
     MarkPodsReady,
+    ReclaimPods,
     ReleaseQuota,
     UpdateWorkload,
 )
@@ -48,6 +49,7 @@ from support.operator.build import (
     elastic,
     ended,
     events_of,
+    gathering,
     raw_job,
     reasons_of,
     report,
@@ -117,7 +119,9 @@ def waiting(queue: QueueView, *pods: Pod, spec: Raw | None = None) -> Observed:
 
 
 def actions_on_workload(p: Plan) -> list[Any]:
-    kinds = (CreateWorkload, DeleteWorkload, FinishWorkload, MarkPodsReady, ReleaseQuota, UpdateWorkload)
+    kinds = (
+        CreateWorkload, DeleteWorkload, FinishWorkload, MarkPodsReady, ReclaimPods, ReleaseQuota, UpdateWorkload,
+    )  # fmt: skip
     return [action for action in p.actions if isinstance(action, kinds)]
 
 
@@ -346,6 +350,71 @@ def test_an_admitted_job_whose_pods_have_changed_is_suspended_and_queued_again()
     assert run(waiting(QueueView(), spec={"template": BIGGER})).actions == (CreateWorkload(NAME),)
 
 
+# ---- a job that leaves its queue
+
+
+def leaves(queue: QueueView, *pods: Pod, to: str = "", suspended: bool = False) -> Observed:
+    """Return a job that team-a admitted, and whose label now names another queue, or none."""
+    found = waiting(queue, *pods) if suspended else running(queue, *pods)
+    raw = labelled({LABEL: to} if to else {}, status=status(conditions=[SUSPENDED] if suspended else []))
+    raw["status"]["guardedFields"]["queue"] = "team-a"
+    return replace(found, job=parse_job(raw))
+
+
+def test_the_pods_of_a_job_that_leaves_its_queue_end_before_the_quota_is_free() -> None:
+    admitted = view(RESERVED, ADMITTED, condition("PodsReady"), admitted=2)
+    p = run(leaves(admitted))
+    assert reasons_of(p)["Suspended"] == ("True", "SuspendedForChange")
+    assert conditions_of(p)["Suspended"]["message"].startswith(
+        "the job has left queue team-a, whose quota its pods use"
+    )
+    assert {a.name for a in p.actions if isinstance(a, DeletePod)} == {"bert-0-0", "bert-1-0"}
+    assert actions_on_workload(p) == []
+    p = run(leaves(admitted, suspended=True))
+    assert actions_on_workload(p) == [DeleteWorkload(NAME, "w")]
+    assert status_of(p)["executionAttempts"] == 2
+
+
+def test_a_job_that_changes_its_queue_waits_in_the_new_one() -> None:
+    admitted = view(RESERVED, ADMITTED, condition("PodsReady"), admitted=2)
+    p = run(leaves(admitted, to="team-b"))
+    assert reasons_of(p)["Suspended"] == ("True", "SuspendedByQueue")
+    assert {a.name for a in p.actions if isinstance(a, DeletePod)} == {"bert-0-0", "bert-1-0"}
+    assert actions_on_workload(p) == []
+    p = run(leaves(admitted, to="team-b", suspended=True))
+    assert (actions_on_workload(p), starts_pods(p)) == ([DeleteWorkload(NAME, "w")], False)
+    assert "is in another queue, and is replaced" in conditions_of(p)["Suspended"]["message"]
+    assert run(leaves(QueueView(), to="team-b", suspended=True)).actions == (CreateWorkload(NAME),)
+
+
+def test_the_status_names_the_queue_that_admitted_the_execution() -> None:
+    admitted = view(RESERVED, ADMITTED, condition("PodsReady"), admitted=2)
+    assert status_of(run(running(admitted)))["guardedFields"]["queue"] == "team-a", "also that of an older operator"
+
+
+def test_a_job_whose_admission_names_a_topology_does_not_start_and_says_why() -> None:
+    raw = raw_workload(RESERVED, ADMITTED, condition("PodsReady"), admitted=2)
+    raw["status"]["admission"]["podSetAssignments"][0]["topologyAssignment"] = {"levels": ["rack"]}
+    queue = QueueView(parse_workload(raw))
+    p = run(waiting(queue))
+    assert (starts_pods(p), reasons_of(p)["Suspended"]) == (False, ("True", "SuspendedByQueue"))
+    assert "use a ResourceFlavor without topologyName" in conditions_of(p)["Suspended"]["message"]
+    assert run(running(queue)).actions == (), "one that ran before this operator goes on"
+
+
+# ---- what the job asks for
+
+
+def test_a_waiting_job_of_another_priority_asks_for_that() -> None:
+    high = {LABEL: "team-a", "kueue.x-k8s.io/priority-class": "high"}
+    found = waiting(view(PENDING))
+    urgent = replace(found, job=parse_job(labelled(high, status=status(conditions=[SUSPENDED]))))
+    assert run(urgent).actions == (UpdateWorkload(NAME, "w"),)
+    known = view(PENDING, priorityClassRef={"name": "high"})
+    assert run(replace(urgent, queue=known)).actions == ()
+    assert run(replace(found, queue=known)).actions == (UpdateWorkload(NAME, "w"),)
+
+
 def test_a_workload_of_an_older_operator_is_updated_while_it_waits_and_kept_once_it_has_quota() -> None:
     assert run(waiting(view(PENDING, template=""))).actions == (UpdateWorkload(NAME, "w"),)
     assert run(running(view(RESERVED, ADMITTED, condition("PodsReady"), admitted=2, template=""))).actions == ()
@@ -371,8 +440,41 @@ def test_a_workload_that_kueue_has_changed_is_not_patched_again() -> None:
 
 def test_a_job_that_trains_says_so_once() -> None:
     admitted = (RESERVED, ADMITTED)
-    assert run(running(view(*admitted, admitted=2))).actions == (MarkPodsReady(),)
+    assert run(running(view(*admitted, admitted=2))).actions == (MarkPodsReady(True),)
     assert run(running(view(*admitted, condition("PodsReady"), admitted=2))).actions == ()
+
+
+def stopped(queue: QueueView, *pods: Pod) -> Observed:
+    """Return an elastic job of one to three pods in which no round trains; these pods exist."""
+    found = running(queue, *pods, spec=elastic(2, 3, 3))
+    return replace(found, link=replace(found.link, report=gathering(*pods)))
+
+
+def test_a_job_is_unready_only_while_fewer_pods_run_than_it_needs() -> None:
+    """Kueue evicts a job that stays unready: one that trains, or that only forms a round, must not be."""
+    marked = view(RESERVED, ADMITTED, condition("PodsReady"), count=3, admitted=3)
+    pending = worker(1, phase="Pending", ready=False)
+    assert MarkPodsReady(False) in run(stopped(marked, worker(0), pending)).actions
+    assert actions_on_workload(run(stopped(marked, worker(0), worker(1)))) == []
+    assert actions_on_workload(run(running(marked, worker(0), worker(1), spec=elastic(2, 3, 3)))) == []
+    unmarked = view(RESERVED, ADMITTED, condition("PodsReady", value=False), count=3, admitted=3)
+    assert actions_on_workload(run(stopped(unmarked, worker(0), pending))) == []
+
+
+def test_a_job_that_shrinks_gives_the_quota_of_pods_that_have_ended_back() -> None:
+    fewer = elastic(1, 4, 2)
+    admitted = view(RESERVED, ADMITTED, condition("PodsReady"), count=4, admitted=4)
+    pods = [worker(index) for index in range(3)]
+    assert actions_on_workload(run(running(admitted, *pods, spec=fewer, incarnations="0,0,0,0"))) == [ReclaimPods(1)]
+    assert actions_on_workload(run(running(admitted, *pods[:2], spec=fewer, incarnations="0,0,0,0"))) == [
+        ReclaimPods(2)
+    ]
+    raw = raw_workload(RESERVED, ADMITTED, condition("PodsReady"), count=4, admitted=4)
+    raw["status"]["reclaimablePods"] = [{"name": "worker", "count": 2}]
+    given_back = QueueView(parse_workload(raw))
+    assert actions_on_workload(run(running(given_back, *pods[:2], spec=fewer))) == []
+    p = run(running(given_back, *pods[:2], spec=elastic(1, 4, 4)))
+    assert status_of(p)["targetReplicas"] == 2, "that quota is gone until the job is admitted again"
 
 
 @pytest.mark.parametrize("succeeded", [True, False])
@@ -711,6 +813,32 @@ async def test_the_workload_has_the_priority_of_its_class(labels: Raw, pod: Raw,
     spec = workload(cluster)["spec"]
     assert spec["priority"] == 7
     assert spec["priorityClassRef"] == {"group": resource.group, "kind": kind, "name": "high"}
+
+
+async def test_a_waiting_workload_gets_another_priority_and_loses_it() -> None:
+    cluster = kueue_cluster()
+    await cluster.reconcile_for(5.0)
+    cluster.api.put(WORKLOAD_PRIORITY_CLASSES, {"metadata": {"name": "high"}, "value": 7})
+    cluster.api.objects[JOBS, "bert"]["metadata"]["labels"]["kueue.x-k8s.io/priority-class"] = "high"
+    await cluster.reconcile_for(5.0)
+    assert (workload(cluster)["spec"]["priority"], workload(cluster)["spec"]["priorityClassRef"]["name"]) == (7, "high")
+    del cluster.api.objects[JOBS, "bert"]["metadata"]["labels"]["kueue.x-k8s.io/priority-class"]
+    await cluster.reconcile_for(5.0)
+    assert not {"priority", "priorityClassRef"} & {*workload(cluster)["spec"]}
+
+
+async def test_what_a_job_gives_back_and_that_it_is_unready_is_in_the_workloads_status() -> None:
+    cluster = kueue_cluster(**elastic(1, 4, 4))
+    await cluster.reconcile_for(5.0)
+    admit(cluster, 4)
+    await cluster.reconcile_for(5.0)
+    cluster.change(replicas=2)
+    await cluster.reconcile_for(60.0)
+    await cluster.reconcile_for(5.0)
+    assert workload(cluster)["status"]["reclaimablePods"] == [{"name": "worker", "count": 2}]
+    assert len(cluster.workers()) == 2
+    unready = manifests.ready_status(workload(cluster), NOW, ready=False)
+    assert statuses(unready)["PodsReady"][:2] == ("False", "WaitForRecovery")
 
 
 @pytest.mark.parametrize(

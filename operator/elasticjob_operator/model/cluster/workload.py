@@ -48,6 +48,12 @@ class Workload:
     """For how many worker pods quota is reserved; None without a reservation."""
     template: str = ""
     """The digest of the pod template that it asks for; empty if an older operator made it."""
+    reclaimed: int = 0
+    """Of how many of these the job has given the quota back."""
+    priority_class: str = ""
+    """The name of the priority class; empty without one."""
+    has_topology: bool = False
+    """Whether the admission says on which Nodes each pod must be."""
     replaces: str = ""
     """UID of the Workload that this one replaces, so that the job can grow; empty if it replaces none."""
     conditions: Mapping[WorkloadCondition, Condition] = field(default_factory=dict)
@@ -138,6 +144,9 @@ def parse_workload(raw: Raw) -> Workload:
         active=at(raw, "spec", "active") is not False,
         admitted_count=integer(assigned, "count", default=count) if assigned else None,
         template=text(raw, "metadata", "annotations", POD_SETS),
+        reclaimed=integer(_of_workers(objects(raw, "status", "reclaimablePods")), "count"),
+        priority_class=text(raw, "spec", "priorityClassRef", "name"),
+        has_topology=bool(mapping(assigned, "topologyAssignment")),
         replaces=text(raw, "metadata", "annotations", REPLACES),
         conditions={
             known[text(item, "type")]: Condition(

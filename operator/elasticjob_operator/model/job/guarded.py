@@ -1,4 +1,4 @@
-"""The fields of a spec that may change only while the job is suspended, as one digest for each execution.
+"""What may change only while the job is suspended: fields of the spec, as one digest for each execution, and the queue.
 
 The API server compares the old object with the new one at each write. So it permits that two quick writes suspend the
 job, change it and resume it: an operator that sees only the last one must find the change by itself.
@@ -43,6 +43,8 @@ class GuardedFields:
 
     execution: int
     digest: str
+    queue: str = ""
+    """The queue that admitted the execution; empty without one, or if an older operator wrote the status."""
 
     @property
     def comparable(self) -> bool:
@@ -71,7 +73,7 @@ def parse_guarded(status: Raw) -> GuardedFields | None:
     """Return what a status says; None if an older operator wrote it."""
     raw = mapping(status, "guardedFields")
     digest = text(raw, "digest")
-    return GuardedFields(integer(raw, "execution"), digest) if digest else None
+    return GuardedFields(integer(raw, "execution"), digest, text(raw, "queue")) if digest else None
 
 
 def _without_defaults(name: str, value: Any) -> Any:

@@ -142,10 +142,13 @@ def _guarded(decisions: Decisions) -> dict[str, Any] | None:
     if decisions.outcome is not None:  # a finished job's status is not written for this alone
         known = decisions.inputs.status.raw.get("guardedFields")
         return dict(known) if isinstance(known, dict) else None
-    execution, before = _executions(decisions), decisions.inputs.status.guarded
+    execution, before, job = _executions(decisions), decisions.inputs.status.guarded, decisions.inputs.job
     if before is None or before.execution != execution or not before.comparable:
-        before = GuardedFields(execution, decisions.inputs.job.guarded_digest)
-    return {"execution": execution, "digest": before.digest} if execution and before.digest else None
+        before = GuardedFields(execution, job.guarded_digest, job.queue)
+    if not execution or not before.digest:
+        return None
+    queue = before.queue or job.queue
+    return {"execution": execution, "digest": before.digest, **({"queue": queue} if queue else {})}
 
 
 def _runtime_image(decisions: Decisions, image: str) -> str | None:

@@ -19,6 +19,7 @@ from elasticjob_operator.actions import (
     DeleteWorkload,
     FinishWorkload,
     MarkPodsReady,
+    ReclaimPods,
     ReleaseQuota,
     UpdateWorkload,
 )
@@ -48,7 +49,7 @@ def admitted_spec(observed: Observed, spec: JobSpec) -> JobSpec:
     if workload is None or workload.admitted_count is None:
         return spec
     # A Workload that has shrunk keeps what its admission said before.
-    room = max(spec.min_replicas, min(workload.count, workload.admitted_count))
+    room = max(spec.min_replicas, min(workload.count, workload.admitted_count - workload.reclaimed))
     target = allowed_size(min(spec.target, room), spec.min_replicas, spec.increment)
     return replace(spec, target=target, spares=min(spec.spares, room - target))
 
@@ -62,19 +63,30 @@ def waits_for_queue(ctx: ReconcileContext) -> bool:
     queue = ctx.observed.queue
     if not ctx.job.queue:
         return False
+    idle = not ctx.status.execution_attempts or ctx.status.is_true(ConditionType.SUSPENDED)
     if queue.unknown:
-        return not ctx.status.execution_attempts or ctx.status.is_true(ConditionType.SUSPENDED)
-    return queue.workload is None or not queue.workload.admitted or is_for_other_pods(ctx)
+        return idle
+    workload = queue.workload
+    return workload is None or not workload.admitted or is_outdated(ctx) or (idle and workload.has_topology)
 
 
-def is_for_other_pods(ctx: ReconcileContext) -> bool:
-    """Return whether the Workload asks for pods of another template than the job has now.
+def is_outdated(ctx: ReconcileContext) -> bool:
+    """Return whether the Workload is in another queue than the job is now, or asks for pods of another template.
 
-    Its quota must not serve for them: they may need more. That of an older operator does not say it.
+    Its quota must not serve for them: they may need more. The Workload of an older operator does not say its template.
     """
     workload = ctx.observed.queue.workload
-    known = workload is not None and workload.template
-    return bool(known) and known != ctx.job.template_digest
+    if workload is None:
+        return False
+    return workload.queue != ctx.job.queue or workload.template not in ("", ctx.job.template_digest)
+
+
+def has_left_queue(ctx: ReconcileContext) -> bool:
+    """Return whether the pods of this execution use quota of a queue that the job has left."""
+    guarded = ctx.status.guarded
+    if guarded is None or guarded.execution != ctx.status.execution_attempts:
+        return False
+    return bool(guarded.queue) and guarded.queue != ctx.job.queue
 
 
 def nodes_without_quota(ctx: ReconcileContext) -> int:
@@ -131,11 +143,9 @@ def _is_over(ctx: ReconcileContext, outcome: JobOutcome | None) -> bool:
 def _end(ctx: ReconcileContext, workload: Workload, outcome: JobOutcome | None) -> Action | None:
     """A finished job's Workload stays, for its record; that of a job that the user suspends goes with its pods."""
     delete = DeleteWorkload(workload.name, workload.uid)
-    if not ctx.job.queue:
-        return delete
-    if not all_workers_ended(ctx):
-        return None
-    if outcome is None:
+    if not all_workers_ended(ctx) and (ctx.job.queue or has_left_queue(ctx)):
+        return None  # its pods still use the quota
+    if not ctx.job.queue or outcome is None:
         return delete
     if workload.is_true(WorkloadCondition.FINISHED):
         return None
@@ -145,7 +155,7 @@ def _end(ctx: ReconcileContext, workload: Workload, outcome: JobOutcome | None) 
 def _change(ctx: ReconcileContext, workload: Workload, world: TrainingState) -> Action | None:
     if workload.is_true(WorkloadCondition.FINISHED):
         return None
-    if workload.reserved and is_for_other_pods(ctx):
+    if workload.reserved and is_outdated(ctx):
         # Its pod sets may not change while it has quota. Without its pods the job is queued again.
         return DeleteWorkload(workload.name, workload.uid) if all_workers_ended(ctx) else None
     if workload.is_true(WorkloadCondition.EVICTED) and workload.reserved:
@@ -154,9 +164,29 @@ def _change(ctx: ReconcileContext, workload: Workload, world: TrainingState) -> 
         return UpdateWorkload(workload.name, workload.uid)
     if not workload.admitted:
         return None
-    if world.formed and not workload.is_true(WorkloadCondition.PODS_READY):
-        return MarkPodsReady()
-    return _resize(ctx, workload) if ctx.job.queue_elastic else None
+    if (ready := _pods_ready(ctx, workload, world)) is not None:
+        return MarkPodsReady(ready)
+    return _resize(ctx, workload) if ctx.job.queue_elastic else _reclaim(ctx, workload)
+
+
+def _pods_ready(ctx: ReconcileContext, workload: Workload, world: TrainingState) -> bool | None:
+    """Return the new value of the condition PodsReady; None if it stays.
+
+    Kueue may evict a job whose PodsReady stays False. So it becomes False only where fewer pods run than the job needs,
+    and never while a round trains, or while a store is replaced.
+    """
+    marked = workload.is_true(WorkloadCondition.PODS_READY)
+    if world.formed:
+        return None if marked else True
+    running = sum(pod.phase == "Running" and pod.live for pod in ctx.current_pods)
+    return False if marked and running < ctx.spec.min_replicas else None
+
+
+def _reclaim(ctx: ReconcileContext, workload: Workload) -> Action | None:
+    """Give the quota of pods back that the job does not want any more, once they have ended."""
+    live = sum(pod.end is None for pod in ctx.observed.workers)
+    unused = (workload.admitted_count or 0) - max(_wanted(ctx), live)
+    return ReclaimPods(unused) if unused > workload.reclaimed else None
 
 
 def _resize(ctx: ReconcileContext, workload: Workload) -> Action | None:
@@ -192,8 +222,14 @@ def describe_wait(ctx: ReconcileContext) -> str:
         return f"{until}, and its Workload cannot be created: {refusal.message}" if refusal else until
     if workload.is_true(WorkloadCondition.FINISHED):
         return f"{until}, and Workload {workload.name} is Finished: delete it to queue the job again"
-    if is_for_other_pods(ctx) and workload.reserved:
-        return f"{until}: Workload {workload.name} asks for pods of another template, and is replaced"
+    if is_outdated(ctx) and workload.reserved:
+        other = "is in another queue" if workload.queue != ctx.job.queue else "asks for pods of another template"
+        return f"{until}: Workload {workload.name} {other}, and is replaced"
+    if workload.has_topology:
+        return (
+            f"queue {ctx.job.queue} has assigned the job's pods to a topology (Workload {workload.name}), which "
+            "elasticjob cannot honour: use a ResourceFlavor without topologyName"
+        )
     if not workload.active:
         return f"{until}, and Workload {workload.name} is deactivated: set its spec.active to true"
     pending = workload.conditions.get(WorkloadCondition.QUOTA_RESERVED)

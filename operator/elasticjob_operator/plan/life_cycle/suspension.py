@@ -16,7 +16,12 @@ from elasticjob_operator.model.cluster.pods import Pod
 from elasticjob_operator.model.job.status import Condition, ConditionType
 from elasticjob_operator.plan.context import Actions, ReconcileContext
 from elasticjob_operator.plan.life_cycle.job_end import all_workers_ended, delete_store_and_services
-from elasticjob_operator.plan.life_cycle.queueing import describe_eviction, describe_wait, waits_for_queue
+from elasticjob_operator.plan.life_cycle.queueing import (
+    describe_eviction,
+    describe_wait,
+    has_left_queue,
+    waits_for_queue,
+)
 from elasticjob_operator.plan.pods.terminations import may_force, next_checks
 
 _WHY = "the job is suspended"
@@ -34,13 +39,18 @@ def _must_wait(ctx: ReconcileContext) -> bool:
 
 
 def has_changed(ctx: ReconcileContext) -> bool:
-    """Return whether the spec says another thing than the pods of this execution are made from.
+    """Return whether the job says another thing than the pods of this execution are made from.
 
     The user suspended the job, changed it and resumed it before any operator saw it suspended. Pods of the new template
-    must not join those of the old one, so the job is suspended now, and then resumes.
+    must not join those of the old one, so the job is suspended now, and then resumes. The same for a job whose queue
+    has changed: its pods use quota of the queue that it has left.
     """
-    guarded, status = ctx.status.guarded, ctx.status
-    if guarded is None or not guarded.comparable or guarded.execution != status.execution_attempts:
+    return _has_other_fields(ctx) or has_left_queue(ctx)
+
+
+def _has_other_fields(ctx: ReconcileContext) -> bool:
+    guarded = ctx.status.guarded
+    if guarded is None or not guarded.comparable or guarded.execution != ctx.status.execution_attempts:
         return False
     return guarded.digest != ctx.job.guarded_digest
 
@@ -104,7 +114,7 @@ def suspended_condition(ctx: ReconcileContext) -> Condition | None:
 
 def _describe(ctx: ReconcileContext) -> str:
     live = sum(p.end is None for p in ctx.observed.workers)
-    changed = "" if _must_wait(ctx) or not has_changed(ctx) else _CHANGED
+    changed = "" if _must_wait(ctx) or not has_changed(ctx) else _why_changed(ctx)
     resume = "" if _must_wait(ctx) else "; the job then resumes"
     evicted = f"; {why}" if not ctx.spec.suspend and (why := describe_eviction(ctx)) else ""
     if live:
@@ -115,6 +125,13 @@ def _describe(ctx: ReconcileContext) -> str:
     if ctx.spec.suspend or not ctx.job.queue:
         return "the job has no pods until spec.suspend is false"
     return describe_wait(ctx)
+
+
+def _why_changed(ctx: ReconcileContext) -> str:
+    if _has_other_fields(ctx):
+        return _CHANGED
+    left = ctx.status.guarded.queue if ctx.status.guarded is not None else ""
+    return f"the job has left queue {left}, whose quota its pods use, so they are replaced: "
 
 
 def suspension_event(ctx: ReconcileContext) -> tuple[EventRecord, ...]:
