@@ -104,6 +104,9 @@ def _add_cluster(subcommands: argparse._SubParsersAction[_Parser]) -> None:
     events.add_argument("--warnings", action="store_true", help="only warnings")
     events.add_argument("-w", "--watch", action="store_true", help="go on with new Events until Ctrl-C")
     _add_output(events)
+    why = _verb(subcommands, "why", "why a job is not running, not at full size or slow, and the next command")
+    _add_job(why)
+    _add_output(why)
     logs = _verb(subcommands, "logs", "the logs of all ranks or of some; those of the pod that failed first")
     _add_job(logs)
     logs.add_argument("--rank", type=_numbers, default=[], metavar="N,...", help="only lines of these ranks")
@@ -114,6 +117,33 @@ def _add_cluster(subcommands: argparse._SubParsersAction[_Parser]) -> None:
     logs.add_argument("--store", action="store_true", help="the job's store pods instead of its worker pods")
     logs.add_argument("--tail", type=_count, metavar="N", help="last lines of each pod (default: all; with -f: 20)")
     logs.add_argument("--timestamps", action="store_true", help="the time before each line")
+    top = _verb(subcommands, "top", "what the pods of a job use, and how fast it trains")
+    _add_job(top)
+    _add_output(top)
+    stacks = _verb(subcommands, "stacks", "where all ranks are now; needs the permission to exec in pods")
+    _add_job(stacks)
+    stacks.add_argument("--pod", action="append", default=[], metavar="POD", help="only this pod; may be repeated")
+    stacks.add_argument("--all-threads", action="store_true", help="all threads, and not only the main one")
+    _add_output(stacks)
+    scale = _verb(subcommands, "scale", "change how many worker pods a job trains on")
+    _add_job(scale)
+    scale.add_argument("replicas", type=_count, metavar="N", help="worker pods")
+    _add_wait(scale)
+    suspend = _verb(subcommands, "suspend", "end the pods of a job, so that it can go on later")
+    _add_job(suspend)
+    _add_wait(suspend)
+    resume = _verb(subcommands, "resume", "let a suspended job go on")
+    _add_job(resume)
+    _add_wait(resume)
+    drain = _verb(subcommands, "drain", "let one worker pod leave in good order; the job replaces it")
+    drain.add_argument("pod", metavar="POD", help="name of the worker pod")
+    drain.add_argument("--force", action="store_true", help="delete the pod if the PodDisruptionBudget refuses")
+    _add_wait(drain)
+
+
+def _add_wait(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("--wait", action="store_true", help="wait until the job is as wanted, and say what happens")
+    verb.add_argument("--timeout", type=_count, default=600, metavar="S", help="seconds to wait (default: 600)")
 
 
 def _add_job(verb: argparse.ArgumentParser) -> None:

@@ -47,6 +47,10 @@ def _run_verb(cluster: Cluster, output: VerbOutput, options: argparse.Namespace)
             from elasticjob.cli.verbs.events import show_events
 
             return show_events(cluster, output, options.job, now, warnings=options.warnings, watch=options.watch)
+        case "why":
+            from elasticjob.cli.verbs.why import show_causes
+
+            return show_causes(cluster, output, options.job, now)
         case "logs":
             from elasticjob.cli.verbs.log_lines import LogChoice
             from elasticjob.cli.verbs.logs import PodChoice, show_logs
@@ -55,5 +59,33 @@ def _run_verb(cluster: Cluster, output: VerbOutput, options: argparse.Namespace)
             role = Role.STORE if options.store else Role.WORKER
             pods = PodChoice(options.pod, options.previous, role, options.tail, lines)
             return show_logs(cluster, output, options.job, pods, follow=options.follow)
+        case "top":
+            from elasticjob.cli.verbs.top import show_usage
+
+            return show_usage(cluster, output, options.job)
+        case "stacks":
+            from elasticjob.cli.verbs.stacks import show_stacks
+
+            return show_stacks(cluster, output, options.job, options.pod, all_threads=options.all_threads)
+        case "scale":
+            from elasticjob.cli.verbs.scale import scale_job
+
+            return scale_job(cluster, output, options.job, options.replicas, _wait_seconds(options))
+        case "suspend":
+            from elasticjob.cli.verbs.suspend import suspend_job
+
+            return suspend_job(cluster, output, options.job, _wait_seconds(options))
+        case "resume":
+            from elasticjob.cli.verbs.suspend import resume_job
+
+            return resume_job(cluster, output, options.job, _wait_seconds(options))
+        case "drain":
+            from elasticjob.cli.verbs.drain import drain_pod
+
+            return drain_pod(cluster, output, options.pod, force=options.force, wait_seconds=_wait_seconds(options))
         case _:
             raise AssertionError(f"{options.command} is not a verb of a cluster")
+
+
+def _wait_seconds(options: argparse.Namespace) -> float | None:
+    return float(options.timeout) if options.wait else None

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,6 +35,8 @@ class FakeApi:
     """HTTP status and message for requests whose path begins so."""
     watches: dict[str, list[Json]] = field(default_factory=dict)
     """Events of a watch on the path of a list; the watch then ends."""
+    outputs: dict[str, str] = field(default_factory=dict)
+    """What a command in a pod writes, by pod; no command may run in the others."""
     requests: list[tuple[str, str, Json | None]] = field(default_factory=list)
     """Method, path with query, and body."""
 
@@ -88,6 +93,9 @@ def fake_api(folder: Path, token: str = "") -> Iterator[FakeApi]:
 
     class Handler(BaseHTTPRequestHandler):
         def handle_any(self) -> None:
+            if self.headers.get("Upgrade") == "websocket":
+                self.execute()
+                return
             length = int(self.headers.get("Content-Length") or 0)
             body = json.loads(self.rfile.read(length)) if length else None
             status, text = api.answer(self.command, self.path, body)
@@ -95,6 +103,26 @@ def fake_api(folder: Path, token: str = "") -> Iterator[FakeApi]:
             self.send_header("Content-Length", str(len(text.encode())))
             self.end_headers()
             self.wfile.write(text.encode())
+
+        def execute(self) -> None:
+            """Answer a command in a pod by frames of the protocol v4.channel.k8s.io."""
+            api.requests.append((self.command, self.path, None))
+            pod = urlsplit(self.path).path.split("/")[-2]
+            if pod not in api.outputs:
+                self.send_error(403, "Forbidden")
+                return
+            key = self.headers["Sec-WebSocket-Key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+            accept = base64.b64encode(hashlib.sha1(key.encode(), usedforsecurity=False).digest()).decode()
+            self.send_response(101)
+            for name, value in (("Upgrade", "websocket"), ("Connection", "Upgrade"), ("Sec-WebSocket-Accept", accept),
+                                ("Sec-WebSocket-Protocol", "v4.channel.k8s.io")):  # fmt: skip
+                self.send_header(name, value)
+            self.end_headers()
+            for channel, text in ((1, api.outputs[pod]), (3, '{"status": "Success"}')):
+                payload = bytes([channel]) + text.encode()
+                self.wfile.write(b"\x82\x7e" + struct.pack("!H", len(payload)) + payload)
+            self.wfile.write(b"\x88\x00")
+            self.close_connection = True
 
         do_GET = do_PATCH = do_POST = do_DELETE = handle_any  # noqa: N815
 
@@ -113,15 +141,19 @@ def fake_api(folder: Path, token: str = "") -> Iterator[FakeApi]:
         server.server_close()
 
 
-def write_kubeconfig(path: Path, server: str, token: str, namespace: str = NAMESPACE) -> None:
-    """Write a kubeconfig with the contexts `here`, the current one, and `other` in namespace `elsewhere`."""
+def write_kubeconfig(path: Path, server: str, token: str, namespace: str = NAMESPACE, authority: str = "") -> None:
+    """Write a kubeconfig with the contexts `here`, the current one, and `other` in namespace `elsewhere`.
+
+    `authority`: file of the certificate with which the server's is signed.
+    """
+    cluster = {"server": server} | ({"certificate-authority": authority} if authority else {})
     contexts = [
         {"name": "here", "context": {"cluster": "c", "user": "u", "namespace": namespace}},
         {"name": "other", "context": {"cluster": "c", "user": "u", "namespace": "elsewhere"}},
     ]
     config = {
         "apiVersion": "v1", "kind": "Config", "current-context": "here", "contexts": contexts,
-        "clusters": [{"name": "c", "cluster": {"server": server}}],
+        "clusters": [{"name": "c", "cluster": cluster}],
         "users": [{"name": "u", "user": {"token": token or "t"}}],
     }  # fmt: skip
     path.write_text(json.dumps(config))

@@ -61,7 +61,7 @@ def show_status(cluster: Cluster, output: VerbOutput, name: str, now: float) -> 
     notes: list[str] = []
     pods = _readable(notes, lambda: cluster.list(POD_LIST, pods_selector(name)))
     events = _readable(notes, lambda: cluster.list(EVENT_LIST))
-    ranks = {} if has_finished(job) else _read_ranks(cluster, pods)
+    ranks = {} if has_finished(job) else ranks_by_pod(cluster, pods)
     view = job_overview(job, pods, events, ranks)
     output.show(view, lambda painter: job_lines(view, painter, now))
     for note in notes:
@@ -79,7 +79,7 @@ def _readable(notes: list[str], read: Any) -> list[KubeObject]:
     return found
 
 
-def _read_ranks(cluster: Cluster, pods: Sequence[KubeObject]) -> Ranks:
+def ranks_by_pod(cluster: Cluster, pods: Sequence[KubeObject]) -> Ranks:
     """Return the ranks that the newest log lines of running worker pods name; a log that cannot be read has none."""
     running = [pod for pod in pods if is_active(pod) and not is_store(pod) and has_log(pod)][:MOST_LOGS]
 

@@ -1,0 +1,188 @@
+"""Why a job is not running, not at full size or slow: the likely causes, the first one first. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from elasticjob._runtime.contract.names import Label
+from elasticjob.cli.verbs.circumstances import Circumstances, Finding, finding
+from elasticjob.cli.verbs.explain import advice, explanations
+from elasticjob.cli.verbs.jobs import holds, job_condition, job_status, wanted_replicas
+from elasticjob.cli.verbs.pod_problems import pod_problems
+from elasticjob.cli.views.times import parse_time, short_duration
+
+UNSEEN_SECONDS = 10.0
+"""Age of a job without a status after which the operator must have seen it."""
+SILENT_SECONDS = 900.0
+"""Seconds without new progress of a job that trains after which it may hang; the status has it every 30 s."""
+RECENT_SECONDS = 3600.0
+LOW_GOODPUT = 90.0
+_POD_REASONS = frozenset(
+    {"Unschedulable", "ImagePullFailed", "PodStartFailed", "InsufficientCapacity", "WaitingForMinReplicas"}
+)
+"""Reasons of conditions that the pods themselves explain better."""
+
+
+def likely_causes(seen: Circumstances) -> list[Finding]:
+    """Return what is wrong; empty if the job trains at full size and nothing holds it up."""
+    ended = list(_ended(seen))
+    if ended:
+        return ended
+    return [*_not_reconciled(seen), *_suspended(seen), *_not_running(seen), *_not_at_full_size(seen), *_slow(seen)]
+
+
+def _ended(seen: Circumstances) -> Iterator[Finding]:
+    if holds(seen.job, "Complete"):
+        yield finding("the job has ended, and succeeded", seen.message("Complete"))
+    elif holds(seen.job, "Failed") or holds(seen.job, "FailureTarget"):
+        kind = "Failed" if holds(seen.job, "Failed") else "FailureTarget"
+        reason = str(job_condition(seen.job, kind).get("reason", ""))
+        failure = job_status(seen.job).get("lastFailure") or {}
+        where = f" The last failure: {_describe_failure(failure)}" if failure else ""
+        meaning = advice(str(failure.get("class", "")))
+        steps = f"elasticjob logs {seen.name} --tail 50" + (f"; {meaning}" if meaning else "")
+        text = f"the job has failed ({reason}). A job that has ended does not run again: delete it and apply it again"
+        yield finding(text, seen.message(kind) + where, steps)
+
+
+def _describe_failure(failure: dict[str, object]) -> str:
+    rank = f" rank {failure['rank']}" if "rank" in failure else ""
+    lines = str(failure.get("message") or failure.get("reason") or "").strip().splitlines()
+    # The last line of a traceback is the exception; of other output it is the newest.
+    return f"{failure.get('class', '')} of {failure.get('pod', '-')}{rank}: {lines[-1] if lines else ''}"
+
+
+def _not_reconciled(seen: Circumstances) -> Iterator[Finding]:
+    manager = seen.job.get("spec", {}).get("managedBy", "elasticjob.dev/elasticjob-controller")
+    created = parse_time(seen.job["metadata"].get("creationTimestamp")) or seen.now
+    if not job_status(seen.job):
+        if manager != "elasticjob.dev/elasticjob-controller":
+            yield finding(f"the job is managed by {manager}, so that this operator leaves it alone")
+        elif seen.now - created < UNSEEN_SECONDS:
+            yield finding("the job is new, and the operator has not seen it yet", "", f"elasticjob why {seen.name}")
+        else:
+            yield finding(
+                "no operator has seen the job: it is not installed, does not run, or does not watch this namespace", "",
+                "kubectl -n elasticjob-system get deployment elasticjob; then the chart's value watchNamespaces",
+            )  # fmt: skip
+    if holds(seen.job, "ReconcileFailed"):
+        reason = job_condition(seen.job, "ReconcileFailed").get("reason", "")
+        yield finding(
+            f"the operator cannot go on with this job ({reason}); a round that trains is not affected",
+            seen.message("ReconcileFailed"), "kubectl -n elasticjob-system logs deployment/elasticjob --tail=50",
+        )  # fmt: skip
+    if seen.job["metadata"].get("deletionTimestamp"):
+        yield finding("the job is being deleted", "", f"kubectl get pods -l {Label.JOB_NAME}={seen.name}")
+
+
+def _suspended(seen: Circumstances) -> Iterator[Finding]:
+    if not holds(seen.job, "Suspended"):
+        return
+    reason = job_condition(seen.job, "Suspended").get("reason")
+    if reason == "SuspendedByUser":
+        yield finding(
+            "the job is suspended on purpose", seen.message("Suspended"), f"elasticjob resume {seen.name}"
+        )  # fmt: skip
+    elif reason == "SuspendedByQueue":
+        queue = seen.job["metadata"].get("labels", {}).get("kueue.x-k8s.io/queue-name", "")
+        yield finding(
+            f"the queue {queue} has not admitted the job", f"{seen.message('Suspended')} {_queue_says(seen)}",
+            f"kubectl describe localqueue {queue}; ask for fewer pods or GPUs, or wait for quota",
+        )  # fmt: skip
+    else:
+        yield finding(f"the job is suspended for a moment ({reason})", seen.message("Suspended"))
+
+
+def _queue_says(seen: Circumstances) -> str:
+    """Return what Kueue says about the job's Workload that keeps it waiting."""
+    uid = seen.job["metadata"].get("uid")
+    for workload in seen.workloads:
+        owners = workload["metadata"].get("ownerReferences") or []
+        if any(owner.get("uid") == uid for owner in owners):
+            conditions = workload.get("status", {}).get("conditions") or []
+            said = [
+                str(c.get("message", "")) for c in conditions if c.get("status") == "False" or c["type"] == "Evicted"
+            ]
+            return f"Workload {workload['metadata']['name']}: {'; '.join(said)}" if said else ""
+    return ""
+
+
+def _not_running(seen: Circumstances) -> Iterator[Finding]:
+    running = job_condition(seen.job, "Running")
+    if running.get("status") != "False" or holds(seen.job, "Suspended"):
+        return
+    yield from _explained(seen, "Running", "the job does not train")
+
+
+def _not_at_full_size(seen: Circumstances) -> Iterator[Finding]:
+    scaled = job_condition(seen.job, "FullyScaled")
+    if scaled.get("status") != "False" or not holds(seen.job, "Running"):
+        return
+    status = job_status(seen.job)
+    title = f"the job trains with {status.get('active', 0)} of {wanted_replicas(seen.job)} worker pods"
+    yield from _explained(seen, "FullyScaled", title)
+
+
+def _explained(seen: Circumstances, kind: str, title: str) -> Iterator[Finding]:
+    """Yield why a condition is False: by the pods where they show it, else by its reason."""
+    reason = str(job_condition(seen.job, kind).get("reason", ""))
+    problems = list(pod_problems(seen))
+    if not problems or reason not in _POD_REASONS:
+        meaning = next((e["meaning"] for e in explanations(reason) if kind in e["kind"]), reason)
+        evidence = (
+            f"{seen.message(kind)} {_quota_use(seen) if 'quota' in (meaning + seen.message(kind)).lower() else ''}"
+        )
+        yield finding(f"{title} ({reason}): {meaning}", evidence, advice(reason).replace("JOB", seen.name))
+    for problem in problems:
+        yield {**problem, "what": f"{title}: {problem['what']}"}
+    failure = job_status(seen.job).get("lastFailure")
+    if reason == "Restarting" and failure:
+        yield finding(
+            f"the workers restart after a failure: {_describe_failure(failure)}", "",
+            f"elasticjob logs {seen.name} --pod {failure.get('pod', '')}",
+        )  # fmt: skip
+
+
+def _quota_use(seen: Circumstances) -> str:
+    parts = []
+    for quota in seen.quotas:
+        status = quota.get("status", {})
+        used, hard = status.get("used") or {}, status.get("hard") or {}
+        parts.append(f"{quota['metadata']['name']}: " + ", ".join(f"{k} {used.get(k, '?')} of {hard[k]}" for k in hard))
+    return f"(ResourceQuota {'; '.join(parts)})" if parts else ""
+
+
+def _slow(seen: Circumstances) -> Iterator[Finding]:
+    status = job_status(seen.job)
+    if job_condition(seen.job, "RendezvousReady").get("status") in ("False", "Unknown") and holds(seen.job, "Running"):
+        reason = job_condition(seen.job, "RendezvousReady").get("reason", "")
+        yield finding(
+            f"the job's store is unavailable ({reason}); training goes on, and a fault would now take longer",
+            seen.message("RendezvousReady"), f"kubectl get pods -l {Label.JOB_NAME}={seen.name},{Label.ROLE}=store",
+        )  # fmt: skip
+    if not holds(seen.job, "Running"):
+        return
+    if slow := status.get("straggler"):
+        yield finding(
+            f"rank {slow.get('rank')} holds up every step: {slow.get('stepSeconds')} s of its own,"
+            f" {slow.get('medianSeconds')} s on other ranks",
+            f"pod {slow.get('pod')} on Node {slow.get('node', '-')}", f"elasticjob drain {slow.get('pod')}",
+        )  # fmt: skip
+    written = parse_time((status.get("trainerStatus") or {}).get("lastUpdatedTime"))
+    if written is not None and seen.now - written > SILENT_SECONDS:
+        yield finding(
+            f"no new step was reported for {short_duration(seen.now - written)}: it may hang", "",
+            f"elasticjob stacks {seen.name}",
+        )  # fmt: skip
+    recent = [
+        f for f in status.get("recentFailures") or [] if seen.now - (parse_time(f.get("time")) or 0) < RECENT_SECONDS
+    ]
+    percent = (status.get("goodput") or {}).get("percent")
+    if recent and percent is not None and float(percent) < LOW_GOODPUT:
+        yield finding(
+            f"faults have cost {100 - float(percent):.3g}% of the time; in the last hour there were {len(recent)}",
+            f"the newest: {_describe_failure(recent[-1])}", f"elasticjob status {seen.name}",
+        )  # fmt: skip
+    if status.get("warmFork"):
+        text = "each restart imports the modules again, because workers start by exec"
+        yield finding(text, str(status["warmFork"]), "elasticjob explain WarmForkOff")
