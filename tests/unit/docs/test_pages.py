@@ -86,3 +86,17 @@ CHECKS: dict[str, Callable[[Any], list[str]]] = {
     ),
 }
 """What a part belongs to, if that is not the spec of a job: how it is checked."""
+
+
+FIELD = re.compile(r"\{(?:range )?\.(?:status|spec)\.\w+")
+
+
+@pytest.mark.parametrize("block", [b for b in in_language("bash") if " ej" in b.text and FIELD.search(b.text)], ids=str)
+def test_a_field_that_a_command_prints_is_one_of_a_job(block: Block) -> None:
+    definition = yaml.load((REPOSITORY / "crds/elasticjobs.yaml").read_text(), yaml.CSafeLoader)
+    fields = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
+    for loop, items in re.findall(r"\{range \.status\.(\w+)\[\*\]\}(.*?)\{end\}", block.text):
+        known = fields["status"]["properties"][loop]["items"]["properties"]
+        assert [name for name in re.findall(r"\{\.(\w+)\}", items) if name not in known] == []
+    for part, name in re.findall(r"\{(?:range )?\.(status|spec)\.(\w+)", block.text):
+        assert name in fields[part]["properties"]
