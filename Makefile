@@ -33,6 +33,12 @@ docs: venv ## the documentation as a site, in .cache/site (SERVE=1: on http://12
 	@NO_MKDOCS_2_WARNING=1 mkdocs $(if $(SERVE),serve,build -q) -f .ci/site.yml
 	@$(if $(SERVE),,echo .cache/site/index.html)
 
+.PHONY: docs-version
+docs-version: venv ## the site of a version, beside the earlier ones, as a commit on the branch gh-pages (VERSION=0.2)
+	@test -n "$(VERSION)" || { echo "usage: make docs-version VERSION=0.2" >&2; exit 64; }
+	@NO_MKDOCS_2_WARNING=1 mike deploy --config-file .ci/site.yml --update-aliases $(VERSION) latest
+	@NO_MKDOCS_2_WARNING=1 mike set-default --config-file .ci/site.yml latest
+
 .PHONY: unit
 unit: venv ## tests without cluster or torch, and a sample of the explorer's (two minutes on two cores)
 	@$(PYTEST) -n auto --dist worksteal tests/unit tests/compat tests/model --quick

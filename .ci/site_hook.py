@@ -1,15 +1,19 @@
-"""A hook of mkdocs: links to files outside of docs/ lead to the repository, whose address DOCS_REPOSITORY has.
+"""A hook of mkdocs: links to files outside of docs/ lead to the repository, and sequence diagrams become pictures.
 
-Without the variable they become the name of the file.
+DOCS_REPOSITORY has the address of the repository; without it such a link becomes the name of the file.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import sys
 from pathlib import Path
 from posixpath import dirname, join, normpath
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))  # mkdocs loads this file by its path
+from site_sequences import with_pictures
 
 _LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(((?:\.\./)+[^)\s#]*)(#[^)]*)?\)")
 
@@ -28,4 +32,4 @@ def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
             return f"[{match[1]}]({repository}/blob/main/{path}{match[3] or ''})"
         return match[1] if path in match[1] else f"{match[1]} (`{path}`)"
 
-    return _LINK.sub(replace, markdown)
+    return with_pictures(_LINK.sub(replace, markdown))

@@ -1,4 +1,4 @@
-"""Diagrams of how elasticjob works: the parts of a job, a failure, a planned end, the state, the store. Pure."""
+"""Diagrams of how elasticjob works: its rooms, the parts of a job, a failure, a planned end, state, store. Pure."""
 
 from __future__ import annotations
 
@@ -163,4 +163,56 @@ def store() -> str:
         "The ranks of a round talk over a store of their own, in the agent of rank 0. With more than half of the",
         "round connected, the standby goes on with the same round. The operator then makes a new standby.",
     )
+    return p.text()
+
+
+def house() -> str:
+    """Return the four programs with their rooms; rooms that only decide are violet."""
+    p = Picture(920, 520, "The four programs and their rooms")
+    p.label(20, 30, "The four programs and their rooms (violet: decides, without I/O)", bold=True, size=16)
+    pure = {"plan", "model", "manifests", "rendezvous", "state_machine"}
+
+    def room(x: float, y: float, name: str) -> None:
+        p.box(x, y, 122, 38, "violet" if name in pure else "grey")
+        p.label(x + 61, y + 24, name, anchor="middle")
+
+    p.box(20, 50, 700, 150)
+    p.label(34, 74, "operator: one for the cluster", size=13, bold=True)
+    for number, name in enumerate(("watch", "queue", "observation", "plan", "reconcile")):
+        room(30 + 138 * number, 90, name)
+        if number:
+            p.line(30 + 138 * number - 15, 109, 30 + 138 * number - 2, 109, arrow=True)
+    room(442, 148, "model")
+    p.line(498, 146, 498, 130, arrow=True)
+    room(578, 148, "manifests")
+    p.line(634, 146, 634, 130, arrow=True)
+    p.titled_box(780, 82, 120, 54, ["API server"])
+    p.line(706, 104, 776, 104, arrow=True)
+    p.line(776, 118, 706, 118, arrow=True)
+    p.box(20, 224, 290, 100)
+    p.label(34, 248, "store pod, and its standby", size=13, bold=True)
+    room(34, 264, "rendezvous")
+    room(184, 264, "store_pod")
+    p.line(158, 283, 182, 283)
+    p.line(270, 202, 270, 262, arrow=True)
+    p.line(284, 262, 284, 202, arrow=True)
+    p.label(262, 216, "links: view, report", anchor="end", size=12, faint=True)
+    p.box(340, 224, 560, 156)
+    p.label(354, 248, "worker pod: the agent", size=13, bold=True)
+    for number, name in enumerate(("state_machine", "runner", "workers", "start_workers")):
+        room(354 + 138 * number, 264, name)
+        if number:
+            p.line(354 + 138 * number - 15, 283, 354 + 138 * number - 2, 283, arrow=True)
+    room(492, 330, "monitoring")
+    p.line(548, 328, 548, 304, arrow=True)
+    p.line(308, 312, 338, 312, arrow=True)
+    p.line(338, 320, 308, 320, arrow=True)
+    p.label(290, 342, "control link", anchor="middle", size=12, faint=True)
+    p.line(832, 304, 832, 408, arrow=True)
+    p.label(824, 400, "fork, exec", anchor="end", size=12, faint=True)
+    p.box(340, 410, 560, 90)
+    p.label(354, 434, "worker: your script", size=13, bold=True)
+    p.titled_box(354, 446, 530, 40, ["training, data, inprocess, frameworks"], "green")
+    p.line(548, 444, 548, 370, arrow=True)
+    p.label(556, 402, "contract: progress page", size=12, faint=True)
     return p.text()

@@ -22,6 +22,7 @@ def pictures(results: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return the SVG texts."""
     return {
         "failure": diagrams.failure(results),
+        "house": diagrams.house(),
         "parts": diagrams.parts(),
         "planned-end": diagrams.planned_end(),
         "recovery": recovery.draw(results),
