@@ -125,6 +125,19 @@ deep: ## the tests that `make test` leaves out: the whole explorer, and those ma
 	@$(MAKE) --no-print-directory integration MARKED=deep
 	@$(MAKE) --no-print-directory e2e MARKED=deep
 
+.PHONY: release
+release: venv ## build a release into dist/: packages, chart, image, bill of materials, checksums, provenance (ARGS='--no-image')
+	@PYTHONPATH=.ci $(PY) -m release $(ARGS)
+
+.PHONY: version
+version: venv ## print the version; VERSION=0.2.0 writes another one to all places
+	@PYTHONPATH=.ci $(PY) -m release.version $(VERSION)
+
+.PHONY: locks
+locks: venv ## lock again what the image and the command line install (requirements/*.lock)
+	@for lock in operator:3.11 cli:3.10; do uv pip compile -q --upgrade pyproject.toml --extra $${lock%%:*} --universal \
+		--generate-hashes --python-version $${lock#*:} --no-header --no-annotate -o requirements/$${lock%%:*}.lock || exit; done
+
 .PHONY: demo
 demo: ## a cluster, a plain job, one in process, and everything taken away while they train
 	@$(MAKE) --no-print-directory -j2 venv programs $(if $(filter 0,$(shell id -u)),images)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
+from elasticjob import __version__ as VERSION  # noqa: N812
 
-try:
-    VERSION = version("elasticjob")
-except PackageNotFoundError:
-    VERSION = "0.1.0"
+__all__ = ["VERSION"]

@@ -24,6 +24,8 @@ from images.debian import Root
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGES = (REPOSITORY / "agent/elasticjob", REPOSITORY / "operator/elasticjob_operator")
+LOCK = REPOSITORY / "requirements/operator.lock"
+"""What a release installs, too."""
 PYTHON = "3.13"
 LIBRARY = f"usr/local/lib/python{PYTHON}/dist-packages"
 USER = "65532"
@@ -97,11 +99,11 @@ class Base:
 
     def libraries(self) -> oci.Recipe:
         """Return the recipe of the operator's libraries from PyPI."""
-        wanted = requirements()
+        wanted = LOCK.read_text()
 
         def make(output: IO[bytes]) -> None:
             with self.staging() as (folder, inside):
-                install(wanted, folder)
+                install(folder)
                 # kubernetes has 75 MB of generated source, mostly docstrings: keep only its byte code.
                 self.python("compileall", "-q", "-b", "-o", "2", *unchecked(inside), f"{inside}/kubernetes")
                 for source in (folder / "kubernetes").rglob("*.py"):
@@ -158,21 +160,15 @@ def unchecked(inside: str) -> list[str]:
     return ["--invalidation-mode", "unchecked-hash", "-s", inside, "-p", f"/{LIBRARY}"]
 
 
-def install(wanted: list[str], folder: Path) -> None:
-    """Install wheels for the image's Python, which may differ from this one."""
-    command = [sys.executable, "-m", "uv", "pip", "install", "-q", "--only-binary", ":all:"]
+def install(folder: Path) -> None:
+    """Install the locked wheels for the image's Python, which may differ from this one."""
+    command = [sys.executable, "-m", "uv", "pip", "install", "-q", "--only-binary", ":all:", "--require-hashes"]
     target = ["--python-version", PYTHON, "--python-platform", f"{platform.machine()}-manylinux_2_28"]
     ran = subprocess.run(
-        [*command, *target, "--target", str(folder), *wanted], capture_output=True, text=True, check=False
+        [*command, *target, "--target", str(folder), "-r", str(LOCK)], capture_output=True, text=True, check=False
     )
     if ran.returncode != 0:
         raise ImageError(f"uv cannot install the operator's libraries:\n{ran.stderr}")
-
-
-def requirements() -> list[str]:
-    """Return the dependencies of the distribution and of its extra `operator`."""
-    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-    return sorted([*project["dependencies"], *project["optional-dependencies"]["operator"]])
 
 
 def source_files(package: Path) -> list[Path]:
