@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from elasticjob._runtime.contract.commands.launchers import REFUSED_LAUNCHERS
+from elasticjob._runtime.contract.commands.launchers import REFUSED_LAUNCHERS, find_refused_launcher
 from elasticjob._runtime.local.manifest.job_schema import find_problems
 from elasticjob._runtime.local.manifest.manifest import parse_local_job
 
@@ -22,7 +22,42 @@ HEAD = {"apiVersion": "elasticjob.dev/v1alpha1", "kind": "ElasticJob", "metadata
 def test_a_manifest_of_the_page_is_accepted(manifest: dict[str, Any]) -> None:
     job = {**HEAD, **manifest}
     assert find_problems(job) == []
+    assert not find_refused_launcher(manifest["spec"]["template"]["spec"]["containers"][0]["command"])
     assert parse_local_job(job).command
+
+
+ROWS = [
+    "scripts.$@",
+    "torchtitan.train",
+    "pretrain_gpt.py",
+    "torch.distributed.run",
+    "/usr/local/bin/torchrun",
+    "--mixed_precision=fp16",
+    "recipes/accelerate_configs/zero3.yaml",
+    "trl",
+    "axolotl",
+    "llamafactory-cli",
+    "swift",
+    "tune",
+    "deepspeed",
+    "composer",
+    "trainer.num_nodes",
+    "fabric",
+    "open_clip_train.main",
+    "./distributed_train.sh",
+    "verl.trainer.fsdp_sft_trainer",
+    "numactl",
+    "nsys",
+    "torch.distributed.launch",
+    "--multiprocessing-distributed",
+    "--tee=3",
+]
+"""A word of each command line that people bring."""
+
+
+def test_the_page_has_a_manifest_for_each_line() -> None:
+    commands = [" ".join(m["spec"]["template"]["spec"]["containers"][0]["command"]) for m in MANIFESTS]
+    assert [word for word in ROWS if not any(word in command for command in commands)] == []
 
 
 def test_the_page_says_what_to_write_instead_of_a_refused_launcher() -> None:
