@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from elasticjob._runtime.agent.state_machine import write_permission
+from elasticjob._runtime.agent.state_machine.round import write_permission
 from elasticjob._runtime.contract.messages import Report
 from elasticjob_operator.plan.store_pods import store_confirmation
 from support.rendezvous.rounds_invariants import (

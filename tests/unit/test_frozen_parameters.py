@@ -9,7 +9,7 @@ import pytest
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
 
-from elasticjob.training.replicated.frozen_parameters import FrozenParameters  # noqa: E402
+from elasticjob.training.replicated.changes.frozen_parameters import FrozenParameters  # noqa: E402
 
 
 def tuned(value: float, *, freeze: bool = True) -> Any:

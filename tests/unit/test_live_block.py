@@ -12,7 +12,7 @@ pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
 
 from elasticjob._runtime.contract.snapshot_format.state_block import HEADER_SIZE  # noqa: E402
-from elasticjob.training.replicated.live_block import LiveBlock, Place, Receive, receive_into  # noqa: E402
+from elasticjob.training.replicated.live.live_block import LiveBlock, Place, Receive, receive_into  # noqa: E402
 from elasticjob.training.snapshot_values.state_tree import PackedTree  # noqa: E402
 from elasticjob.training.state_parts import state_of  # noqa: E402
 

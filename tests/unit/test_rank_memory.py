@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from elasticjob.training.replicated.rank_memory import RankMemory
+from elasticjob.training.replicated.live.rank_memory import RankMemory
 
 
 def test_each_local_rank_has_its_own_newest_entry() -> None:

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
 from elasticjob.training import devices, progress_channel  # noqa: E402
-from elasticjob.training.replicated import watched_torch  # noqa: E402
+from elasticjob.training.replicated.changes import watched_torch  # noqa: E402
 from elasticjob.training.replicated.state import State  # noqa: E402
 from elasticjob.training.update_guard import RankShouldRestart, guard  # noqa: E402
 

@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
-from elasticjob._runtime.agent.state_machine import write_permission
+from elasticjob._runtime.agent.state_machine.round import write_permission
 from elasticjob._runtime.agent.state_machine.state import AgentPhase
 from elasticjob._runtime.contract.messages import EndRound
 from elasticjob._runtime.contract.names import RoundId

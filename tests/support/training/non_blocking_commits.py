@@ -21,8 +21,8 @@ from elasticjob._runtime.system.memory_file import memory_file
 from elasticjob.training import progress_channel, random_states
 from elasticjob.training.progress_channel import ChannelState
 from elasticjob.training.random_states import GENERATORS
-from elasticjob.training.replicated import background_copy
-from elasticjob.training.replicated.rank_memory import RankMemory
+from elasticjob.training.replicated.copies import background_copy
+from elasticjob.training.replicated.live.rank_memory import RankMemory
 from elasticjob.training.replicated.rank_random_states import RankRandomStates
 from elasticjob.training.replicated.state import State
 from elasticjob.training.snapshot_values import state_tree

@@ -25,6 +25,7 @@ from elasticjob._runtime.agent.state_machine.effects import (
     StopWorkers,
     StopWorkersAt,
 )
+from elasticjob._runtime.agent.state_machine.endings.leaving import FINISH_TIMEOUT, LAST_STEP_TIMEOUT
 from elasticjob._runtime.agent.state_machine.events import (
     AgentEvent,
     AllResultsEnded,
@@ -47,7 +48,6 @@ from elasticjob._runtime.agent.state_machine.events import (
     WorkersLaunched,
     WorkersPrestarted,
 )
-from elasticjob._runtime.agent.state_machine.leaving import FINISH_TIMEOUT, LAST_STEP_TIMEOUT
 from elasticjob._runtime.agent.state_machine.state import (
     Activity,
     AgentPhase,

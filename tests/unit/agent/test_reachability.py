@@ -13,7 +13,7 @@ import pytest
 
 from elasticjob._runtime.agent.monitoring.node import reachability
 from elasticjob._runtime.agent.monitoring.node.reachability import ReachabilityMonitor
-from elasticjob._runtime.agent.state_machine.write_permission import permission_end
+from elasticjob._runtime.agent.state_machine.round.write_permission import permission_end
 from elasticjob._runtime.contract.messages import MemberLink, StartRound
 from elasticjob._runtime.contract.names import RoundId
 from elasticjob._runtime.control_link.link import ControlLink

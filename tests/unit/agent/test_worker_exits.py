@@ -17,7 +17,7 @@ from elasticjob._runtime.agent.monitoring.exits.worker_exits import (
     reported_exception,
     script_succeeded,
 )
-from elasticjob._runtime.agent.state_machine.outcomes import describe_failure
+from elasticjob._runtime.agent.state_machine.endings.outcomes import describe_failure
 from elasticjob._runtime.contract.failures.failure_text import (
     describe_out_of_memory,
     describe_worker_failure,

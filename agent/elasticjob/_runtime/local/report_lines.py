@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from elasticjob._runtime.agent.state_machine.outcomes import describe_failure
+from elasticjob._runtime.agent.state_machine.endings.outcomes import describe_failure
 from elasticjob._runtime.contract.messages import EndReason, Outcome, Report, RoundEnded, Straggler
 from elasticjob._runtime.contract.names import ExitCode, RoundId
 from elasticjob._runtime.contract.text import with_noun

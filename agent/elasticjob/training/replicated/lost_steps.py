@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from elasticjob._runtime.contract.snapshot_format.state_sources import AvailableStates, Transfer, lost_steps
 from elasticjob.training import state_exchange
-from elasticjob.training.replicated.live_state import LiveState
+from elasticjob.training.replicated.live.live_state import LiveState
 
 
 def report_lost_steps(

@@ -12,7 +12,7 @@ import torch
 from elasticjob._runtime.contract.snapshot_format.state_sources import NO_VERSION, Version
 from elasticjob.training import random_states, state_exchange
 from elasticjob.training.random_states import GENERATORS
-from elasticjob.training.replicated.rank_memory import RankMemory
+from elasticjob.training.replicated.live.rank_memory import RankMemory
 
 _at_interruption: dict[str, Any] = {}
 

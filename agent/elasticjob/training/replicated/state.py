@@ -25,14 +25,14 @@ from elasticjob._runtime.system.process_end import end_outdated_process
 from elasticjob.training import progress_channel, random_states, state_exchange
 from elasticjob.training.devices import synchronize_device
 from elasticjob.training.random_states import GENERATORS
-from elasticjob.training.replicated.background_copy import BackgroundCopy
-from elasticjob.training.replicated.copy_writer import CopyWriter, PackedState
+from elasticjob.training.replicated.changes.frozen_parameters import FrozenParameters
+from elasticjob.training.replicated.copies.background_copy import BackgroundCopy
+from elasticjob.training.replicated.copies.copy_writer import CopyWriter, PackedState
 from elasticjob.training.replicated.current_state import current
-from elasticjob.training.replicated.frozen_parameters import FrozenParameters
-from elasticjob.training.replicated.live_block import LiveBlock, Receive, receive_into
-from elasticjob.training.replicated.live_state import LiveState
+from elasticjob.training.replicated.live.live_block import LiveBlock, Receive, receive_into
+from elasticjob.training.replicated.live.live_state import LiveState
+from elasticjob.training.replicated.live.rank_memory import RankMemory
 from elasticjob.training.replicated.lost_steps import report_change, report_lost_steps
-from elasticjob.training.replicated.rank_memory import RankMemory
 from elasticjob.training.replicated.rank_random_states import RankRandomStates
 from elasticjob.training.replicated.state_arguments import checked_minutes, checked_step
 from elasticjob.training.replicated.state_transfer import Loaded, transfer_state

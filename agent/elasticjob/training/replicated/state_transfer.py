@@ -14,7 +14,7 @@ from elasticjob._runtime.contract.snapshot_format.state_sources import Source, T
 from elasticjob.training import progress_channel
 from elasticjob.training.devices import synchronize_device
 from elasticjob.training.network_counters import busiest_interface, received_bytes
-from elasticjob.training.replicated.live_block import LiveBlock, Receive
+from elasticjob.training.replicated.live.live_block import LiveBlock, Receive
 from elasticjob.training.snapshot_values.node_copies import NodeCopies
 from elasticjob.training.snapshot_values.state_tree import unpack_tree
 from elasticjob.training.state_exchange import PIECE, Exchange, pieces_of

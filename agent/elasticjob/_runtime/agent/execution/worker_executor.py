@@ -29,8 +29,8 @@ from elasticjob._runtime.agent.state_machine.effects import (
     StopWorkers,
     StopWorkersAt,
 )
+from elasticjob._runtime.agent.state_machine.endings.outcomes import assert_never
 from elasticjob._runtime.agent.state_machine.events import AgentEvent
-from elasticjob._runtime.agent.state_machine.outcomes import assert_never
 from elasticjob._runtime.agent.state_machine.state import AgentState, LastStep
 from elasticjob._runtime.agent.workers.separate_worlds import FIRST_POLL, LONGEST_POLL
 from elasticjob._runtime.agent.workers.worker_group import WorkerGroup

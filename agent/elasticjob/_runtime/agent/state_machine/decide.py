@@ -25,6 +25,15 @@ from dataclasses import replace
 
 from elasticjob._runtime.agent.state_machine.decision import AgentDecision
 from elasticjob._runtime.agent.state_machine.effects import Log, SetNodeEnd
+from elasticjob._runtime.agent.state_machine.endings.finish import finish_agent
+from elasticjob._runtime.agent.state_machine.endings.leaving import leave_on_signal, leave_timed_out, leave_unhealthy
+from elasticjob._runtime.agent.state_machine.endings.outcomes import assert_never
+from elasticjob._runtime.agent.state_machine.endings.worker_ends import (
+    cut_off,
+    progress_timed_out,
+    stacks_dumped,
+    worker_ended,
+)
 from elasticjob._runtime.agent.state_machine.events import (
     AgentEvent,
     AllResultsEnded,
@@ -47,19 +56,16 @@ from elasticjob._runtime.agent.state_machine.events import (
     WorkersLaunched,
     WorkersPrestarted,
 )
-from elasticjob._runtime.agent.state_machine.finish import finish_agent
 from elasticjob._runtime.agent.state_machine.greeting import greeting
-from elasticjob._runtime.agent.state_machine.leaving import leave_on_signal, leave_timed_out, leave_unhealthy
-from elasticjob._runtime.agent.state_machine.outcomes import assert_never
-from elasticjob._runtime.agent.state_machine.planned_end import last_step_missed, plan_end, workers_held
-from elasticjob._runtime.agent.state_machine.round_end import (
+from elasticjob._runtime.agent.state_machine.round.planned_end import last_step_missed, plan_end, workers_held
+from elasticjob._runtime.agent.state_machine.round.round_end import (
     all_stopped,
     break_collectives,
     end_round,
     results_ended,
     state_lost,
 )
-from elasticjob._runtime.agent.state_machine.round_start import (
+from elasticjob._runtime.agent.state_machine.round.round_start import (
     continue_frozen,
     function_called,
     hang_guarded,
@@ -70,7 +76,6 @@ from elasticjob._runtime.agent.state_machine.round_start import (
     workers_launched,
 )
 from elasticjob._runtime.agent.state_machine.state import AgentState, Finished
-from elasticjob._runtime.agent.state_machine.worker_ends import cut_off, progress_timed_out, stacks_dumped, worker_ended
 from elasticjob._runtime.contract.messages import (
     BreakRound,
     Closed,

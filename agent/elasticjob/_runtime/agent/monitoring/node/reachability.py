@@ -3,7 +3,7 @@
 Every node of a round keeps one idle link to the round's store, on the node of group rank 0. That node counts the links.
 Once it is cut off itself, it ends them and accepts no new ones, so that the nodes at the other ends find that they are
 cut off too. The kernels at both ends of a link exchange keep-alive probes. If only the coordinator is unreachable, the
-nodes continue to train, because the store may be down. `state_machine.write_permission` decides.
+nodes continue to train, because the store may be down. `state_machine.round.write_permission` decides.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable
 from types import NoneType
 
-from elasticjob._runtime.agent.state_machine.write_permission import permission_end
+from elasticjob._runtime.agent.state_machine.round.write_permission import permission_end
 from elasticjob._runtime.contract.messages import CutOffNotice, MemberLink, StartRound
 from elasticjob._runtime.contract.names import RoundId
 from elasticjob._runtime.control_link.link import ControlLink, LinkError, LinkGate, LinkRole, Welcome, connect

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from elasticjob.training import random_states
-from elasticjob.training.replicated import watched_torch
-from elasticjob.training.replicated.scaler_copy import ScalerCopy, is_scaler
-from elasticjob.training.replicated.snapshots import BufferCopies, Snapshot
-from elasticjob.training.replicated.unseen_changes import UnseenChanges
+from elasticjob.training.replicated.changes import watched_torch
+from elasticjob.training.replicated.changes.unseen_changes import UnseenChanges
+from elasticjob.training.replicated.copies.scaler_copy import ScalerCopy, is_scaler
+from elasticjob.training.replicated.copies.snapshots import BufferCopies, Snapshot
 from elasticjob.training.state_parts import restore_part, state_of
 from elasticjob.training.update_guard import guard
 

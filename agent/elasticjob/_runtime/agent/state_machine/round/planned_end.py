@@ -13,10 +13,10 @@ from dataclasses import replace
 
 from elasticjob._runtime.agent.state_machine.decision import AgentDecision
 from elasticjob._runtime.agent.state_machine.effects import HoldWorkers, Log, Send, StopWorkersAt
+from elasticjob._runtime.agent.state_machine.endings.leaving import leave_timer
+from elasticjob._runtime.agent.state_machine.endings.worker_stop import begin_stop
 from elasticjob._runtime.agent.state_machine.greeting import workers_stopped
-from elasticjob._runtime.agent.state_machine.leaving import leave_timer
 from elasticjob._runtime.agent.state_machine.state import AgentState, Idle, LastStep, Running, StepReported, Succeeded
-from elasticjob._runtime.agent.state_machine.worker_stop import begin_stop
 from elasticjob._runtime.contract.messages import EndRound, PlanEnd, StepReport
 from elasticjob._runtime.contract.names import RoundId
 

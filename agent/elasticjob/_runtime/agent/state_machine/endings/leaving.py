@@ -14,8 +14,9 @@ from dataclasses import replace
 
 from elasticjob._runtime.agent.state_machine.decision import AgentDecision
 from elasticjob._runtime.agent.state_machine.effects import Log, Send, StartLeaveTimer
-from elasticjob._runtime.agent.state_machine.finish import exit_agent
-from elasticjob._runtime.agent.state_machine.outcomes import assert_never
+from elasticjob._runtime.agent.state_machine.endings.finish import exit_agent
+from elasticjob._runtime.agent.state_machine.endings.outcomes import assert_never
+from elasticjob._runtime.agent.state_machine.endings.worker_stop import KILL, begin_stop
 from elasticjob._runtime.agent.state_machine.state import (
     AgentState,
     Idle,
@@ -26,7 +27,6 @@ from elasticjob._runtime.agent.state_machine.state import (
     StepReported,
     Stopping,
 )
-from elasticjob._runtime.agent.state_machine.worker_stop import KILL, begin_stop
 from elasticjob._runtime.contract.messages import Failure, Finish, Leaving, Outcome
 
 FINISH_TIMEOUT = 10.0

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from elasticjob._runtime.agent.state_machine.decision import AgentDecision
 from elasticjob._runtime.agent.state_machine.effects import Exit, Log, StopWorkers
-from elasticjob._runtime.agent.state_machine.outcomes import exit_code
+from elasticjob._runtime.agent.state_machine.endings.outcomes import exit_code
+from elasticjob._runtime.agent.state_machine.endings.worker_stop import KILL, begin_stop
 from elasticjob._runtime.agent.state_machine.state import AgentState, Finished, Idle, Stopping, Succeeded
-from elasticjob._runtime.agent.state_machine.worker_stop import KILL, begin_stop
 from elasticjob._runtime.contract.messages import Finish, Outcome, Termination
 
 

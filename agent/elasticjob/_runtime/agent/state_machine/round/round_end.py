@@ -11,14 +11,14 @@ from dataclasses import replace
 
 from elasticjob._runtime.agent.state_machine.decision import AgentDecision
 from elasticjob._runtime.agent.state_machine.effects import CheckHealth, LeaveCollectives, Log, Send, StartLeaveTimer
+from elasticjob._runtime.agent.state_machine.endings.finish import exit_agent
+from elasticjob._runtime.agent.state_machine.endings.leaving import FINISH_TIMEOUT, leave_unhealthy
+from elasticjob._runtime.agent.state_machine.endings.worker_stop import KILL, begin_stop
 from elasticjob._runtime.agent.state_machine.events import AllWorkersStopped
-from elasticjob._runtime.agent.state_machine.finish import exit_agent
 from elasticjob._runtime.agent.state_machine.greeting import workers_stopped
-from elasticjob._runtime.agent.state_machine.leaving import FINISH_TIMEOUT, leave_unhealthy
-from elasticjob._runtime.agent.state_machine.planned_end import end_at_step
-from elasticjob._runtime.agent.state_machine.round_start import start_round
+from elasticjob._runtime.agent.state_machine.round.planned_end import end_at_step
+from elasticjob._runtime.agent.state_machine.round.round_start import start_round
 from elasticjob._runtime.agent.state_machine.state import AgentState, Idle, Stopping
-from elasticjob._runtime.agent.state_machine.worker_stop import KILL, begin_stop
 from elasticjob._runtime.contract.messages import (
     BreakRound,
     EndRound,

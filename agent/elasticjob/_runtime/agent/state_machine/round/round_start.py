@@ -13,8 +13,8 @@ from elasticjob._runtime.agent.state_machine.effects import (
     PrestartWorkers,
     Send,
 )
+from elasticjob._runtime.agent.state_machine.endings.worker_stop import begin_stop
 from elasticjob._runtime.agent.state_machine.state import AgentRound, AgentState, Idle, Running, Starting
-from elasticjob._runtime.agent.state_machine.worker_stop import begin_stop
 from elasticjob._runtime.contract.messages import MemberState, Ready, Standby, StartRound, WorkersStarted
 from elasticjob._runtime.contract.names import RoundId
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from elasticjob._runtime.agent.state_machine.decision import AgentDecision
 from elasticjob._runtime.agent.state_machine.effects import CheckHealth, DumpStacks, FreezeWorkers, Log, Send
+from elasticjob._runtime.agent.state_machine.endings.leaving import leave_unhealthy
+from elasticjob._runtime.agent.state_machine.endings.outcomes import describe_failure
+from elasticjob._runtime.agent.state_machine.endings.worker_stop import begin_stop
 from elasticjob._runtime.agent.state_machine.events import WorkerEnded
-from elasticjob._runtime.agent.state_machine.leaving import leave_unhealthy
-from elasticjob._runtime.agent.state_machine.outcomes import describe_failure
 from elasticjob._runtime.agent.state_machine.state import AgentRound, AgentState, Running, Starting, Stopping, Succeeded
-from elasticjob._runtime.agent.state_machine.worker_stop import begin_stop
 from elasticjob._runtime.contract.messages import (
     Failure,
     FailureClass,

@@ -10,7 +10,7 @@ from typing import Any
 from elasticjob._runtime.contract.snapshot_format.state_block import HEADER_SIZE, BlockHeader, data_start
 from elasticjob._runtime.contract.snapshot_format.state_sources import Version
 from elasticjob.training.devices import own_streams, synchronize_device
-from elasticjob.training.replicated.background_copy import BackgroundCopy, LateTensors
+from elasticjob.training.replicated.copies.background_copy import BackgroundCopy, LateTensors
 from elasticjob.training.snapshot_values.node_copies import NodeCopies
 from elasticjob.training.snapshot_values.state_tree import PackedTree, write_tensors
 

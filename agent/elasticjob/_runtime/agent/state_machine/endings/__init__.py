@@ -1,0 +1,1 @@
+"""How workers, and the agent's part in the job, end."""

@@ -1,0 +1,1 @@
+"""How a round begins and ends for one agent."""

@@ -1,0 +1,1 @@
+"""Copies of the training state at a commit, made beside the training."""

@@ -1,0 +1,1 @@
+"""The training state of the process that still runs, in shared memory."""
