@@ -17,6 +17,7 @@ from elasticjob._runtime.contract.messages import (
     EndRound,
     Finish,
     Message,
+    Outcome,
     PlanEnd,
     StartRound,
     StepReport,
@@ -153,7 +154,7 @@ class SimulatedNode:
                 self._link.deliver(StepReport(planned, None))
             case EndRound(round=ended):
                 self._link.deliver(WorkersStopped(ended, ROUND_STORE_PORT))
-            case Finish():
+            case Finish(outcome=Outcome.SUCCEEDED):
                 self.on_finish()
             case _:
                 return  # a node without workers has nothing to do

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from elasticjob.cli import main
+from elasticjob.cli.cluster.errors import error_of_response
 from support.cli.fake_api import JOBS, FakeApi, write_kubeconfig
 from support.cli.objects import a_job
 from support.common.ports import free_ports
@@ -42,6 +43,12 @@ def test_errors_are_one_sentence(api: FakeApi, run: Run, tmp_path: Path) -> None
     down = run("status", "--kubeconfig", str(tmp_path / "down"))
     assert down.code == 69
     assert down.err == f"elasticjob status: http://127.0.0.1:{port} does not answer: Connection refused\n"
+
+
+def test_an_answer_about_a_node_is_said_to_be_about_the_log() -> None:
+    answer = b'{"message": "nodes \\"node2\\" not found", "details": {"name": "node2"}}'
+    text = str(error_of_response(404, answer, "read the log of pod bert-0-0"))
+    assert text == 'read the log of pod bert-0-0: nodes "node2" not found'
 
 
 def test_long_lists_come_in_pages(api: FakeApi, run: Run) -> None:

@@ -57,7 +57,8 @@ def error_of_response(status: int, body: bytes, what: str) -> RefusedError:
 
 
 def _not_found(answer: dict[str, Any], message: str, what: str) -> str:
-    if answer.get("details", {}).get("name"):
+    # The name in the answer is another one where the API server asks a Node for a log.
+    if (name := answer.get("details", {}).get("name")) and str(name) in what:
         return message
     if "elasticjobs" in what:
         return "the cluster has no ElasticJobs: install the chart, or choose another --context"
