@@ -10,10 +10,10 @@ from elasticjob._runtime.agent.start_workers.command import (
     ProgramMode,
     PythonCommand,
     is_torchrun,
+    lost_log_options,
     parse_command,
     parse_own_agent_command,
     parse_shell_command,
-    shell_log_options,
     shell_role,
     torchrun_options,
     with_local_rank,
@@ -209,6 +209,6 @@ def test_torchrun_in_a_shell_asks_for_the_number_of_workers_that_the_node_runs(
 )
 def test_options_of_a_torchrun_inside_a_worker(line: str, env: dict[str, str], role: str, missing: str) -> None:
     assert shell_role(line.split(), env) == role
-    note = shell_log_options(line.split(), env)
+    note = lost_log_options(line.split(), env)
     assert missing in note
     assert bool(missing) == bool(note)

@@ -42,6 +42,7 @@ TRANSITIONS = {
     S.CALLED: {E.START_OVER: S.RUNNING, E.ABANDON: S.ABANDONED},
     S.RUNNING: {
         E.INTERRUPT: S.INTERRUPTED, E.ABANDON: S.ABANDONED, E.AT_FUNCTION: S.RETURNED, E.EXITS: S.EXITING,
+        E.HAND_OVER: S.ENDED,
     },
     S.RETURNED: {
         E.INTERRUPT: S.RETURNED, E.PARK: S.PARKED, E.ABANDON: S.ABANDONED, E.NOT_AT_FUNCTION: S.RUNNING,
@@ -192,9 +193,9 @@ def test_a_kill_in_any_state_is_possible_and_takes_the_process_out_of_the_table(
     assert killed == set(S) - {S.ENDED}
 
 
-def test_a_process_leaves_the_table_only_when_it_is_reaped() -> None:
+def test_a_process_leaves_the_table_only_when_it_is_reaped_or_handed_over() -> None:
     for _, (pid, what), after in STEPS:
-        assert after is None or (after[pid - 1] is None) == (what is E.REAPED)
+        assert after is None or (after[pid - 1] is None) == (what in (E.REAPED, E.HAND_OVER))
 
 
 def test_an_event_of_one_process_leaves_the_other_as_it_is() -> None:

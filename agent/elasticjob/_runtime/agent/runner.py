@@ -356,6 +356,7 @@ class Agent:
 
     def _worker_connected(self) -> None:
         self._monitors.worker_connected()
+        self._workers.command.rank_connected()
         if not self._saving:  # without a connected worker there is no copy, and the agent sleeps
             self._saving = True
             self._spawn(self._saver.run())
@@ -393,8 +394,7 @@ class Agent:
         self._status_requests.close()
         if self._endpoint is not None:
             self._endpoint.close()
-        self._workers.progress.close()
-        self._workers.restartable.close()
+        self._workers.close()
         self._fork_server_log.close()
         os.close(self._fork_server_output)
         await self._stores.close()

@@ -131,6 +131,9 @@ class Env:
     WORLD = "ELASTICJOB_WORLD"
     """`NAME=VALUE` of each variable of torchrun that has a rank, a size or the address of the round's store, separated
     by spaces: no launcher changes it, and a process group of another size or rank ends the job."""
+    LAUNCHES = "ELASTICJOB_LAUNCHES"
+    """Path of the Unix socket on which a launcher in a pod's command hands its ranks over to the agent; unset in ranks,
+    and where the command runs once for each rank."""
     SHIMS = "ELASTICJOB_SHIMS"
     """The agent's folder of shims; unset without them."""
     DETECT_HANGS = "ELASTICJOB_DETECT_HANGS"

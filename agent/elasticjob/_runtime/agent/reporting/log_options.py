@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from string import Template
 
@@ -36,6 +36,10 @@ class LogOptions:
     def to_file(self, local_rank: int, stream: int) -> bool:
         """Return whether a worker's STDOUT or STDERR goes to a file."""
         return bool((_of(self.redirects, local_rank) | _of(self.tee, local_rank)) & stream)
+
+    def has_tee(self, local_rank: int, stream: int) -> bool:
+        """Return whether a worker's STDOUT or STDERR goes to the console and to a file."""
+        return bool(_of(self.tee, local_rank) & stream)
 
     @property
     def writes_files(self) -> bool:
@@ -75,3 +79,25 @@ def read_ranks(text: str) -> frozenset[int] | None:
         return frozenset(int(word) for word in text.split(",")) if text else None
     except ValueError:
         raise ValueError("want local ranks: 0,3") from None
+
+
+def with_launcher_options(base: LogOptions, given: Mapping[str, str]) -> LogOptions:
+    """Return the options of a launcher's ranks: those that it was `given`, by long names, and else those of the node.
+
+    ValueError names what is wrong.
+    """
+    options = base
+    if text := given.get("redirects"):
+        options = replace(options, redirects=read_streams(text))
+    if text := given.get("tee"):
+        options = replace(options, tee=read_streams(text))
+    if text := given.get("local-ranks-filter"):
+        options = replace(options, ranks=read_ranks(text))
+    options = replace(
+        options,
+        directory=given.get("log-dir") or options.directory,
+        prefix=given.get("log-line-prefix-template") or options.prefix,
+    )
+    if options.writes_files and not options.directory:
+        raise ValueError("--redirects and --tee need a folder for log files: mount a volume at /tmp, or set --log-dir")
+    return options

@@ -115,6 +115,14 @@ class OutputSink:
                 resume()
 
 
+class DescriptorSink(OutputSink):
+    """An output of a launcher, such as a pipe to `tee`. It closes the descriptor once all is written."""
+
+    def _write(self) -> None:
+        super()._write()
+        os.close(self._descriptor)
+
+
 class FileSink(OutputSink):
     """A log file. Its thread creates the folder, and opens, writes and closes the file: the storage may be slow."""
 
@@ -299,6 +307,14 @@ class WorkerPipe:
         self._loop = asyncio.get_running_loop()
         os.set_blocking(descriptor, False)
         self._loop.add_reader(descriptor, self._readable)
+
+    @property
+    def identity(self) -> tuple[int, int] | None:
+        """Device and inode of the pipe, which its other end has too; None once it is closed."""
+        if not self._open:
+            return None
+        found = os.fstat(self._descriptor)
+        return found.st_dev, found.st_ino
 
     def begin_round(self, prefix: str, tail: Tail) -> None:
         """Use another prefix and tail for what the same process writes from now on."""

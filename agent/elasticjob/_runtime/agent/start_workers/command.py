@@ -41,9 +41,11 @@ __all__ = [
     "PythonCommand",
     "UserCommand",
     "is_torchrun",
+    "lost_log_options",
     "parse_command",
     "parse_own_agent_command",
     "parse_shell_command",
+    "parse_shell_launch",
     "shell_log_options",
     "shell_role",
     "torchrun_options",
@@ -119,16 +121,34 @@ def shell_role(argv: Sequence[str], env: Mapping[str, str]) -> str:
         return ""
 
 
-def shell_log_options(argv: Sequence[str], env: Mapping[str, str]) -> str:
-    """Return a line about options of logs in a torchrun inside of a worker; empty if it has none.
+def parse_shell_launch(argv: Sequence[str], torchrun_python: str, env: Mapping[str, str]) -> UserCommand | None:
+    """Return what a torchrun in a pod's command runs as its ranks, with its macros; None if this is no torchrun.
+
+    CommandError: its options are wrong or not supported, or ask for another number of workers than the node runs.
+    """
+    call = torchrun_call(argv)
+    if call is None or not call[2]:
+        return None
+    command = parse_command(argv, torchrun_python, env)
+    _check_workers(torchrun_options(argv, env).get(NPROC_PER_NODE, ""), env.get("LOCAL_WORLD_SIZE", ""))
+    return command
+
+
+def shell_log_options(argv: Sequence[str], env: Mapping[str, str]) -> dict[str, str]:
+    """Return the options of logs that a torchrun inside of a worker has, by long names; {} without any."""
+    try:
+        options = torchrun_options(argv, env)
+    except CommandError:
+        return {}
+    return {name: options[name] for name in _LOG_OPTIONS if options.get(name)}
+
+
+def lost_log_options(argv: Sequence[str], env: Mapping[str, str]) -> str:
+    """Return a line about the options of logs of a torchrun that becomes a rank in a shell; empty if it has none.
 
     The worker's output is connected when its program starts. Options that the pod template has as variables count.
     """
-    try:
-        options = torchrun_options(argv, {})
-    except CommandError:
-        return ""
-    variables = [TORCHRUN_OPTIONS[name].variable for name in _LOG_OPTIONS if name in options]
+    variables = [TORCHRUN_OPTIONS[name].variable for name in shell_log_options(argv, {})]
     missing = [name for name in variables if not env.get(name)]
     if not missing:
         return ""

@@ -26,6 +26,14 @@ from elasticjob._runtime.agent.start_workers.command import (
 from elasticjob._runtime.agent.start_workers.fork_fallback import FAILED_AT_ONCE, USE_EXEC_REASON, ForkFallback
 from elasticjob._runtime.agent.start_workers.fork_server_client import ForkServerClient, ForkServerError, program_fields
 from elasticjob._runtime.agent.start_workers.fork_server_supervisor import ForkServerSupervisor
+from elasticjob._runtime.agent.start_workers.launches.launch import Launch, Launches
+from elasticjob._runtime.agent.start_workers.launches.launcher_commands import may_start_launcher
+from elasticjob._runtime.agent.start_workers.launches.stage_start import (
+    caller_fields,
+    null_device,
+    rank_environment,
+    start_by_exec,
+)
 from elasticjob._runtime.agent.start_workers.libuv import has_libuv
 from elasticjob._runtime.agent.start_workers.shims.shim_callers import RunInFork, ShimCaller
 from elasticjob._runtime.agent.start_workers.shims.shim_server import CannotForkError, ShimServer, likely_python
@@ -87,6 +95,10 @@ class Launcher:
         self.workers = workers
         self.on_fork: Callable[[int, HeldMutex], None] = lambda _pid, _mutex: None
         """Called with each worker that `start` forks, and the mutex that it holds."""
+        self.stage: Launch | None = None
+        """The launcher of the command whose ranks `start` starts; None: `start` starts the command itself."""
+        self.launches: Launches | None = None
+        """What serves launchers in a command that may run once; to be set before `prepare`."""
         self._torchruns_workers = torchruns_workers
         self._command = command
         self._env = dict(env)
@@ -101,6 +113,11 @@ class Launcher:
         """Whether workers of the last `start` are forks."""
         self._supervisor = ForkServerSupervisor(wanted=bool(preload))
         self._shims: ShimServer | None = None
+
+    @property
+    def may_start_launcher(self) -> bool:
+        """Whether the command may start a launcher below itself."""
+        return self._scratch is not None and may_start_launcher(self._command, self._env)
 
     @property
     def fork_disabled_reason(self) -> str:
@@ -172,6 +189,8 @@ class Launcher:
         if not workers:
             return []
         self._forked = False
+        if self.stage is not None:
+            return await self._start_stage(self.stage, workers, keep)
         if (server := self._ready_fork_server) is not None and isinstance(command := self._command, PythonCommand):
             common = {
                 **(self._env if is_torchrun(command) else self._libuv_env()),
@@ -192,6 +211,40 @@ class Launcher:
                 # The fork server may have started some of the workers.
                 kill(self.without_preforked(descendants(os.getpid(), without=keep)))
         return [self._exec(worker) for worker in workers]
+
+    async def _start_stage(self, launch: Launch, workers: Sequence[WorkerStart], keep: Collection[int]) -> list[int]:
+        """As `start`, for the ranks of a launcher that waits for them."""
+        decision = self._shims.decide(launch.caller, launch.command) if self._shims is not None else None
+        if decision is not None and not isinstance(decision, RunInFork):
+            log.info("the ranks start by exec: %s", decision.reason)
+        stdin = os.dup(launch.streams[0]) if launch.streams else null_device()
+        pids: list[int] = []
+        try:
+            if isinstance(decision, RunInFork) and (server := self._ready_fork_server) is not None:
+                try:
+                    for worker in workers:
+                        env = {**rank_environment(launch, worker.env), **self._libuv_env()}
+                        caller = caller_fields(launch.caller, decision, env, worker.env.get("LOCAL_RANK", ""))
+                        request = {"env": {}, "descriptors": [0, 1, 2], "caller": caller}
+                        (forked,) = await server.fork([request], [stdin, worker.stdout, worker.stderr])
+                        pids.append(forked.pid)
+                        if forked.mutex is not None:
+                            self.on_fork(forked.pid, forked.mutex)
+                    self._forked = True
+                    return pids
+                except ForkServerError as error:
+                    log.warning("%s", self._supervisor.failed(server, str(error)))
+                    kill(self.without_preforked(descendants(os.getpid(), without=keep)))
+                    pids = []
+            for worker in workers:
+                streams = (stdin, worker.stdout, worker.stderr)
+                pids.append(start_by_exec(launch, rank_environment(launch, worker.env), streams, self._child_setup))
+            return pids
+        except (OSError, subprocess.SubprocessError) as error:
+            kill(pids)
+            raise StartError(f"{launch.command.argv[0]}: {error}") from None
+        finally:
+            os.close(stdin)
 
     def child_ended(self, pid: int, code: int) -> Mapping[str, str] | None:
         """Handle a reaped child of this process: a worker, the fork server, or a fork that acts for a shim.
@@ -286,7 +339,12 @@ class Launcher:
         own_agent = self._torchruns_workers > 0
         try:
             self._shims = ShimServer(
-                self._scratch / "bin", interpreter, dict(self._env), self._fork_for, own_agent=own_agent
+                self._scratch / "bin",
+                interpreter,
+                dict(self._env),
+                self._fork_for,
+                own_agent=own_agent,
+                launches=self.launches,
             )
         except OSError as error:
             self._supervisor.replace_no_more()
@@ -299,16 +357,8 @@ class Launcher:
         """Fork a process that acts for a shim, and return its id."""
         if (server := self._ready_fork_server) is None:
             raise CannotForkError(self.fork_disabled_reason or "the fork server is not running")
-        caller_process = {
-            "command": program_fields(allowed.command),
-            "executable": allowed.executable,
-            "env": {**caller.env, **self._libuv_env(), **self._torchrun_python_exec(allowed.command, caller.env)},
-            "directory": caller.directory,
-            "umask": caller.umask,
-            "ignored": caller.ignored,
-            "limits": caller.limits,
-            "unbuffered": "-u" in allowed.command.flags or bool(caller.env.get("PYTHONUNBUFFERED")),
-        }
+        env = {**caller.env, **self._libuv_env(), **self._torchrun_python_exec(allowed.command, caller.env)}
+        caller_process = caller_fields(caller, allowed, env)
         try:
             worker = {"env": {}, "descriptors": list(numbers), "caller": caller_process}
             (forked,) = await server.fork([worker], descriptors)

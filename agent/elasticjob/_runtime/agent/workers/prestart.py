@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from elasticjob._runtime.agent.processes import descendants, kill
 from elasticjob._runtime.agent.start_workers.launcher import Launcher, StartError, WorkerStart
+from elasticjob._runtime.agent.workers.command_process import CommandProcess
 from elasticjob._runtime.agent.workers.process_table import ProcessTable
 from elasticjob._runtime.agent.workers.restartable_workers import RestartableWorkers
 from elasticjob._runtime.agent.workers.worker import Worker
@@ -24,12 +25,18 @@ class PrestartLauncher:
     """Launches processes without a round. The caller has opened the `StartWindow`."""
 
     def __init__(
-        self, table: ProcessTable, launcher: Launcher, files: WorkerFiles, restartable: RestartableWorkers
+        self,
+        table: ProcessTable,
+        launcher: Launcher,
+        files: WorkerFiles,
+        restartable: RestartableWorkers,
+        command: CommandProcess,
     ) -> None:
         self._table = table
         self._launcher = launcher
         self._files = files
         self._restartable = restartable
+        self._command = command
         self._launches = 0
 
     def with_own_files(self, start: StartRound) -> StartRound:
@@ -41,6 +48,8 @@ class PrestartLauncher:
         self, provisional: StartRound, local_ranks: Collection[int], state: ProcessState
     ) -> dict[int, Worker]:
         """Start processes and add them to the table, in this state; {} and a line in the log if they cannot start."""
+        if self._command.runs_alone:
+            return {}
         prepared: list[tuple[Worker, WorkerStart]] = []
         keep = descendants(os.getpid())
         try:

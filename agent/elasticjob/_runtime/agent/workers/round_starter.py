@@ -11,9 +11,11 @@ from dataclasses import replace
 from elasticjob._runtime.agent.config import AgentConfig
 from elasticjob._runtime.agent.monitoring.progress.worker_progress import WorkerProgress
 from elasticjob._runtime.agent.processes import is_stopped
+from elasticjob._runtime.agent.reporting.log_options import STDERR, STDOUT
 from elasticjob._runtime.agent.reporting.worker_output import Tail
 from elasticjob._runtime.agent.start_workers.launcher import Launcher, StartError, WorkerStart
 from elasticjob._runtime.agent.workers.end_process import discard_process, kill_process
+from elasticjob._runtime.agent.workers.pod_command import PodCommand
 from elasticjob._runtime.agent.workers.prestart import PrestartLauncher
 from elasticjob._runtime.agent.workers.process_changes import ProcessChanges
 from elasticjob._runtime.agent.workers.process_table import ProcessTable
@@ -60,6 +62,7 @@ class RoundStarter:
         prestarts: PrestartLauncher,
         spares: Spares,
         stop_sequence: StopSequence,
+        command: PodCommand,
     ) -> None:
         self.on_end: Callable[[], None] = lambda: None
         """Called when processes were prestarted: some may have ended before their ids were known."""
@@ -75,6 +78,7 @@ class RoundStarter:
         self._prestarts = prestarts
         self._spares = spares
         self._stop_sequence = stop_sequence
+        self._command = command
         self._is_first = True
         """Whether no workers of a round were started before."""
 
@@ -89,6 +93,8 @@ class RoundStarter:
             await self._end_broken()
             if not start.state_known:
                 self._end_outdated()
+            if self._command.starts_alone:
+                self._end_waiting()
             for local_rank in range(self._config.processes):
                 self._files.folder(start, local_rank)  # if this fails, all processes are parked still
             called |= self._call(start, self._table.workers(KEPT))
@@ -98,9 +104,14 @@ class RoundStarter:
                 return failure
             called |= self._call(start, self._spares.ready_for(missing))
             missing = self.missing_ranks(called.values())
-            for local_rank in missing:
-                prepared.append(self._files.prepare(start, local_rank))
-            keep = {*called, *self._table.pids(SPARES)}
+            if starts_alone := self._command.starts_alone:
+                self._end_waiting()  # the command may have ended meanwhile
+                called, missing = {}, [0]
+                prepared.append(self._command.prepare(start))
+            else:
+                for local_rank in missing:
+                    prepared.append(self._files.prepare(start, local_rank))
+            keep = {*called, *self._table.pids(SPARES), *self._command.process.kept}
             self._times.begin_start(missing)
             pids = await self._launcher.start([worker_start for _, worker_start in prepared], keep)
         except StartError as error:
@@ -110,6 +121,8 @@ class RoundStarter:
         else:
             for pid, (worker, _) in zip(pids, prepared, strict=True):
                 self._table.add(pid, worker, RUNNING)
+                if starts_alone:
+                    self._command.started(pid, worker)
             self._table.apply_to_all(called, ProcessEvent.START_OVER)
             self._times.new_processes(pids)
             for pid in (*called, *pids):
@@ -123,7 +136,8 @@ class RoundStarter:
             self._window.close()
             # The evidence in the other folders has been read: a round starts once all workers have ended.
             in_table = (process.worker for process in self._table.processes())
-            self._files.delete_folders((*in_table, *(worker for worker, _ in prepared)))
+            waiting = filter(None, [self._command.process.worker])
+            self._files.delete_folders((*in_table, *waiting, *(worker for worker, _ in prepared)))
 
     async def prestart(self, provisional: StartRound) -> Failure | None:
         """As `WorkerGroup.prestart`."""
@@ -158,8 +172,8 @@ class RoundStarter:
                 before, round=start.round, rank=rank, error_file=error_file, tails=tails,
                 was_prestarted=before.was_prestarted or before.round.is_prestarted,
             )  # fmt: skip
-            for pipe, tail in zip(before.pipes, tails, strict=True):
-                pipe.begin_round(self._files.line_prefix(before.local_rank, rank), tail)
+            for stream, pipe, tail in zip((STDOUT, STDERR), before.pipes, tails, strict=True):
+                pipe.begin_round(self._files.line_prefix(before.local_rank, rank, stream), tail)
             self._table.set_worker(pid, worker)
             if self._restartable.call_again(pid, start.round, self._files.worker_env(start, worker)):
                 self._table.apply(pid, ProcessEvent.CALL)
@@ -192,6 +206,11 @@ class RoundStarter:
         for pid, worker in (prestarted | self._table.workers(SPARES)).items():
             text = "no node has a training state, and process %d of local rank %d may have read an old one: it ends"
             log.info(text, pid, worker.local_rank)
+            discard_process(self._table, pid)
+
+    def _end_waiting(self) -> None:
+        """Kill the processes that wait at their function for a next round, because the whole command runs again."""
+        for pid in self._table.pids(KEPT, SPARES):
             discard_process(self._table, pid)
 
     def _start_error(self, start: StartRound, message: str) -> Failure:

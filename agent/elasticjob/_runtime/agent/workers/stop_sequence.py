@@ -31,6 +31,7 @@ from elasticjob._runtime.agent.processes import (
     signal_one,
 )
 from elasticjob._runtime.agent.start_workers.launcher import Launcher
+from elasticjob._runtime.agent.workers.command_process import CommandProcess
 from elasticjob._runtime.agent.workers.process_changes import ProcessChanges
 from elasticjob._runtime.agent.workers.process_table import ProcessTable
 from elasticjob._runtime.agent.workers.restartable_workers import RestartableWorkers
@@ -89,6 +90,7 @@ class StopSequence:
         progress: WorkerProgress,
         times: RoundTimes,
         spares: Spares,
+        command: CommandProcess,
     ) -> None:
         self.on_results_ended: Callable[[], None] = lambda: None
         """Called once in a stop in which workers wait for `break_collectives`, when none counts a step any more."""
@@ -103,6 +105,7 @@ class StopSequence:
         self._progress = progress
         self._times = times
         self._spares = spares
+        self._command = command
         self._since: float | None = None
         self._grace_skipped = False
         self._grace_limit: asyncio.TimerHandle | None = None
@@ -190,6 +193,18 @@ class StopSequence:
         """During a stop: let nothing be used of what is in the memory of the node, once its workers have ended."""
         self._discards_state = True
 
+    def freeze(self, on: bool) -> None:
+        """Send SIGSTOP, or SIGCONT if not `on`, to all processes of the workers, and to those they start meanwhile."""
+        if on:  # the script must not write up to its function either
+            self._spares.pause("this node is cut off")
+        else:
+            self._spares.resume()
+        signalled = set[int]()
+        while left := self.processes() - signalled:
+            for pid in left:
+                signal_one(pid, signal.SIGSTOP if on else signal.SIGCONT)
+            signalled |= left
+
     def break_collectives(self) -> None:
         """Let the workers that wait with it break their collectives, and leave their functions."""
         self._may_break = True
@@ -208,7 +223,9 @@ class StopSequence:
 
         Workers that are parked or exit, and spare processes, are left out.
         """
-        found = descendants(os.getpid(), without={*self.helper_pids, *self._table.pids(KEPT, SPARES)})
+        found = descendants(
+            os.getpid(), without={*self.helper_pids, *self._command.kept, *self._table.pids(KEPT, SPARES)}
+        )
         return (self._launcher.without_preforked(found) | self._table.pids(IN_ROUND)) - self._table.pids({EXITING})
 
     # ---- the grace -------------------------------------------------------------------------------------------------
@@ -228,6 +245,8 @@ class StopSequence:
         for pid in self._table.pids(IN_ROUND) - interrupted:
             if not self._restartable.end(pid, at_once=job_goes_on) and first is not None:
                 signal_group(pid, signal.SIGKILL if job_goes_on else first)
+        if self._command.ends and self._command.pid and first is not None:
+            signal_group(self._command.pid, signal.SIGKILL if job_goes_on else first)
 
     async def _until_skipped_or(self, condition: Callable[[], bool], seconds: float) -> None:
         await self._changes.until(lambda: self._grace_skipped or condition(), seconds)
@@ -242,7 +261,8 @@ class StopSequence:
             for pid, worker in self._table.workers({RETURNED}).items():
                 self._table.apply(pid, ProcessEvent.PARK)
                 self._table.set_worker(pid, self._times.after_call(worker))
-        return not (self._table.pids(IN_ROUND) or self._launcher.has_shim_processes)
+        command_runs = self._command.ends and self._command.pid != 0
+        return not (self._table.pids(IN_ROUND) or command_runs or self._launcher.has_shim_processes)
 
     def _kill_those_that_count(self) -> None:
         """Kill workers that have not left in their grace, if others wait until these count no step any more."""

@@ -10,9 +10,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from elasticjob._runtime.agent.config import AgentConfig
-from elasticjob._runtime.agent.reporting.log_options import STDERR, STDOUT
+from elasticjob._runtime.agent.reporting.log_options import STDERR, STDOUT, LogOptions
 from elasticjob._runtime.agent.reporting.worker_output import (
     FILE_TIMEOUT,
+    DescriptorSink,
     FileSink,
     OutputSink,
     Tail,
@@ -43,16 +44,36 @@ class WorkerFiles:
         """Folders of workers, of this round and of processes that stay."""
         self._open: list[Worker] = []
         """Workers whose pipes may be open."""
+        self._log_options = config.logs
+        self._role = config.role
+        self._launcher_sinks: tuple[DescriptorSink | None, DescriptorSink | None] = (None, None)
+        """Where a launcher's stdout and stderr lead, if not to the agent."""
+        self._stage = ""
+        """A part of the folders' names: a second launcher of a command has workers in the same round."""
         self._logs: list[FileSink] = []
         """Log files that are not written completely yet, and those of the running workers."""
 
-    def prepare(self, start: StartRound, local_rank: int) -> tuple[Worker, WorkerStart]:
+    def use_launcher(
+        self, role: str, logs: LogOptions, outputs: tuple[int | None, int | None], stage: int
+    ) -> list[DescriptorSink]:
+        """Prepare the ranks of a launcher from now on; return what those of the one before wrote to.
+
+        `role`: empty for the job's. `outputs`: descriptors to which stdout and stderr of the ranks go, unless to the
+        agent's own. `stage`: the number of the launcher.
+        """
+        before = [sink for sink in self._launcher_sinks if sink is not None]
+        stdout, stderr = (None if number is None else DescriptorSink(os.dup(number)) for number in outputs)
+        self._launcher_sinks, self._log_options = (stdout, stderr), logs
+        self._role, self._stage = role or self._config.role, f"-{stage}" if stage > 1 else ""
+        return before
+
+    def prepare(self, start: StartRound, local_rank: int, name: str = "") -> tuple[Worker, WorkerStart]:
         """Return a worker that does not run yet, and how to start it; OSError if there is no descriptor or space left.
 
-        The caller closes the descriptors of the `WorkerStart`.
+        The caller closes the descriptors of the `WorkerStart`. `name`: of the worker's folder, if not its local rank.
         """
         rank = start.rank + local_rank
-        directory = self.folder(start, local_rank)
+        directory = self.folder(start, local_rank, name)
         (out_read, out_write), (err_read, err_write) = _two_pipes()
         tails = (Tail(), Tail())
         pipes = (
@@ -66,9 +87,9 @@ class WorkerFiles:
         env = self._torchrun_env(start, worker) if own_agent else self.worker_env(start, worker)
         return worker, WorkerStart(env, out_write, err_write)
 
-    def folder(self, start: StartRound, local_rank: int) -> Path:
-        """Return the folder of a worker's files, which exists then."""
-        folder = self._scratch / f"{start.round}-{local_rank}"
+    def folder(self, start: StartRound, local_rank: int, name: str = "") -> Path:
+        """Return the folder of a worker's files, which exists then. `name`: as in `prepare`."""
+        folder = self._scratch / f"{start.round}-{name or f'{local_rank}{self._stage}'}"
         folder.mkdir(exist_ok=True)
         self._folders.add(folder)
         return folder
@@ -103,10 +124,13 @@ class WorkerFiles:
             base=self._config.env,
         )
 
-    def line_prefix(self, local_rank: int, rank: int) -> str:
-        """Return what stands before each line of a worker's output."""
-        host = socket.gethostname()
-        return self._config.logs.line_prefix(role=self._config.role, local_rank=local_rank, rank=rank, hostname=host)
+    def line_prefix(self, local_rank: int, rank: int, stream: int) -> str:
+        """Return what stands before each line of a worker's output: nothing where the command redirects its launcher,
+        as with torchrun, unless that has `--tee`."""
+        host, options = socket.gethostname(), self._log_options
+        if self._launcher_sinks[stream == STDERR] is not None and not options.has_tee(local_rank, stream):
+            return ""
+        return options.line_prefix(role=self._role, local_rank=local_rank, rank=rank, hostname=host)
 
     async def finish_logs(self) -> None:
         """Wait until the workers' log files are written; for at most FILE_TIMEOUT in total, since storage may hang."""
@@ -128,13 +152,14 @@ class WorkerFiles:
     def _pipe(
         self, round_id: RoundId, local_rank: int, rank: int, stream: int, descriptor: int, tail: Tail
     ) -> WorkerPipe:
-        config, logs = self._config, self._config.logs
-        sink = self._sinks[stream == STDERR] if logs.to_console(local_rank, stream) else None
+        config, logs = self._config, self._log_options
+        own = self._launcher_sinks[stream == STDERR] or self._sinks[stream == STDERR]
+        sink = own if logs.to_console(local_rank, stream) else None
         file = None
         if logs.to_file(local_rank, stream):
             file = FileSink(logs.path(config.pod, str(round_id), local_rank, stream))
             self._logs = [*(other for other in self._logs if other.writing), file]
-        return WorkerPipe(descriptor, self.line_prefix(local_rank, rank), sink, tail, file)
+        return WorkerPipe(descriptor, self.line_prefix(local_rank, rank, stream), sink, tail, file)
 
 
 def _two_pipes() -> tuple[tuple[int, int], tuple[int, int]]:

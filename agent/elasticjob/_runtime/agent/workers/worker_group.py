@@ -15,12 +15,14 @@ from elasticjob._runtime.agent.monitoring.exits.fast_exit import FastExits
 from elasticjob._runtime.agent.monitoring.exits.worker_exits import script_succeeded, signal_name
 from elasticjob._runtime.agent.monitoring.progress.hang_guard import HangGuard
 from elasticjob._runtime.agent.monitoring.progress.worker_progress import WorkerProgress
-from elasticjob._runtime.agent.processes import has_ended, reap, signal_group, signal_one
+from elasticjob._runtime.agent.processes import has_ended, reap, signal_group
 from elasticjob._runtime.agent.reporting.worker_output import OutputSink
 from elasticjob._runtime.agent.start_workers.launcher import Launcher
 from elasticjob._runtime.agent.workers.exit_evidence import ExitEvidence, likely_cause_first
+from elasticjob._runtime.agent.workers.pod_command import PodCommand
 from elasticjob._runtime.agent.workers.prestart import PrestartLauncher
 from elasticjob._runtime.agent.workers.process_changes import ProcessChanges
+from elasticjob._runtime.agent.workers.process_log import log_end_between_rounds, log_long_exit
 from elasticjob._runtime.agent.workers.process_table import ProcessTable, WorkerProcess
 from elasticjob._runtime.agent.workers.restartable_workers import Reported, RestartableWorkers
 from elasticjob._runtime.agent.workers.round_monitor import RoundMonitor
@@ -48,12 +50,6 @@ from elasticjob._runtime.contract.names import RoundId
 from elasticjob._runtime.contract.restart_messages import Calling, CollectiveFailed, Guarded, Parked, Raised
 
 log = logging.getLogger(__name__)
-
-NOTABLE_EXIT = 0.2
-"""Log process exits that take longer than this, in seconds."""
-
-_ENDED_PARKED = "rank %d ended while it waited for the next round"
-_ENDED_AHEAD = "rank %d has not reached its function ahead of the next round: its script starts again in that round"
 
 
 class WorkerGroup:
@@ -91,19 +87,26 @@ class WorkerGroup:
         self.dump_stacks = self._monitor.dump_stacks
         sinks = (stdout, stderr)
         self._files = WorkerFiles(config, scratch, sinks, self.progress.path, self.restartable.path)
-        prestarts = PrestartLauncher(self.table, launcher, self._files, self.restartable)
+        self.command = PodCommand(
+            config, scratch / "launches", self.table, self._window, self._files, launcher, self._evidence, self._times
+        )
+        prestarts = PrestartLauncher(self.table, launcher, self._files, self.restartable, self.command.process)
         self._spares = Spares(config.processes, self.table, self._changes, self._window, prestarts, self._times)
         self._stop_sequence = StopSequence(
             config, self.table, self._changes, self._window, launcher, self.restartable, self.progress, self._times,
-            self._spares,
+            self._spares, self.command.process,
         )  # fmt: skip
         self.separate_worlds = SeparateWorlds(self.table, self.helper_pids)
         self._starter = RoundStarter(
             config, self.table, self._changes, self._window, launcher, self.restartable, self.progress, self._times,
-            self._files, prestarts, self._spares, self._stop_sequence,
+            self._files, prestarts, self._spares, self._stop_sequence, self.command,
         )  # fmt: skip
         self._spares.round_goes_on = lambda: not (self.stopping or self.progress.ending)
         self._spares.on_started = self._starter.on_end = lambda: self.on_end()
+        self.command.is_stopping = lambda: self.stopping
+        self.command.end_spares = self._spares.end
+        self.command.report = lambda ended: self._ends.append(ended)
+        self.command.on_started = lambda: self.on_end()
         self._stop_sequence.on_results_ended = lambda: self.on_results_ended()
         self._fast_exits = FastExits(self.process_exits)
         launcher.on_fork = self._fast_exits.watch
@@ -129,6 +132,7 @@ class WorkerGroup:
         """
         self._monitor.begin_round(start)
         self._spares.begin_round(start)
+        self.command.begin_round(start)
         return await self._starter.start(start)
 
     async def prestart(self, provisional: StartRound) -> Failure | None:
@@ -158,11 +162,14 @@ class WorkerGroup:
         `at_once`: only SIGKILL. `at_most`: seconds after which SIGKILL follows, also to a process that copies its
         state. Return a failure of this node if processes survive SIGKILL, else None.
         """
+        self.command.begin_stop(round_follows=park and not at_once)
         failure = await self._stop_sequence.stop(
             grace, first, report_hang, self.dump_stacks,
             park=park, job_goes_on=job_goes_on, at_once=at_once, at_most=at_most,
         )  # fmt: skip
-        self._files.close_pipes(self.table.workers(KEPT, SPARES).values())
+        self.command.end_stop()
+        waiting = filter(None, [self.command.process.worker])
+        self._files.close_pipes((*self.table.workers(KEPT, SPARES).values(), *waiting))
         return failure
 
     @property
@@ -187,15 +194,18 @@ class WorkerGroup:
         self._stop_sequence.discard_state()
 
     async def until_all_ended(self, seconds: float) -> None:
-        """Wait up to `seconds` until the exiting processes have ended, and the kernel has freed what they hold.
-
-        A `stop` does not wait for them: their program runs no more.
-        """
+        """Wait up to `seconds` until the kernel has freed what exiting processes hold. `stop` does not wait for it."""
         await self._stop_sequence.until_all_ended(seconds)
 
     def end_spares(self, *, for_good: bool) -> None:
         """Kill all spare processes, and start no more if `for_good`."""
         self._spares.end(for_good=for_good)
+
+    def close(self) -> None:
+        """Close the sockets on which workers and launchers connect."""
+        self.command.close()
+        self.progress.close()
+        self.restartable.close()
 
     async def finish_log_files(self) -> None:
         """Wait until the workers' log files are written; not for long, since storage may hang."""
@@ -203,15 +213,7 @@ class WorkerGroup:
 
     def freeze(self, on: bool) -> None:
         """Send SIGSTOP, or SIGCONT if not `on`, to all processes of the workers, and to those they start meanwhile."""
-        if on:  # the script must not write up to its function either
-            self._spares.pause("this node is cut off")
-        else:
-            self._spares.resume()
-        signalled = set[int]()
-        while left := self._stop_sequence.processes() - signalled:
-            for pid in left:
-                signal_one(pid, signal.SIGSTOP if on else signal.SIGCONT)
-            signalled |= left
+        self._stop_sequence.freeze(on)
 
     # ---- what the kernel and the processes report --------------------------------------------------------------------
 
@@ -232,7 +234,9 @@ class WorkerGroup:
                 since = self._stop_sequence.since
                 found += self._evidence.torchrun_worker(torchrun_worker_env, code, torchruns, since)
             else:
+                found += self.command.reaped(pid, code)
                 self._window.keep_exit_code(pid, code)
+        self.command.end_stage_if_over()
         self._changes.notify()
         self._stop_sequence.report_results_end()
         return likely_cause_first(found)
@@ -247,13 +251,10 @@ class WorkerGroup:
         elif process.state in KEPT:
             if worker.round.is_prestarted:
                 self._times.start_times.prestart_ended()
-            log.info(_ENDED_AHEAD if worker.round.is_prestarted else _ENDED_PARKED, worker.rank)
+            log_end_between_rounds(process)
             worker.close()
         elif process.state is EXITING:
-            seconds = time.monotonic() - process.exiting_since
-            if process.reason_to_wait and seconds > NOTABLE_EXIT:
-                text = "the kernel took %.1f s to end the process of rank %d; new workers waited for it: %s"
-                log.info(text, seconds, worker.rank, process.reason_to_wait)
+            log_long_exit(process)
         return []
 
     def process_exits(self, pid: int, code: int) -> None:
@@ -293,7 +294,7 @@ class WorkerGroup:
         if process.state is RETURNED:
             return []  # that its function had ended was returned then
         if self.progress.stopped(worker.local_rank):
-            return [EndedWorker(worker.round, worker.local_rank, None, as_planned=True)]
+            return self.command.ended(pid, EndedWorker(worker.round, worker.local_rank, None, as_planned=True), code)
         if code < 0 and script_succeeded(worker.error_file, pid):
             log.info("rank %d succeeded; its process ended by %s in its clean-up", worker.rank, signal_name(-code))
             code = 0
@@ -302,7 +303,7 @@ class WorkerGroup:
         if failure is None:
             self._evidence.succeeded(worker, pid, since)
         self._record_start(worker, failure)
-        return [EndedWorker(worker.round, worker.local_rank, failure)]
+        return self.command.ended(pid, EndedWorker(worker.round, worker.local_rank, failure), code)
 
     def _record_start(self, worker: Worker, failure: Failure | None) -> None:
         """Let the launcher know, by the first worker whose end says so, whether the workers failed at once."""

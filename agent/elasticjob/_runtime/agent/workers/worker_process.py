@@ -16,6 +16,7 @@
     SPARE ───────────┘
 
     DISCARD, EXITS ──► EXITING    KILL ──► KILLED    ABANDON ──► ABANDONED    REAPED (from anywhere) ──► ENDED
+    HAND_OVER: a RUNNING process leaves the table, because a launcher below it waits for the ranks of the round
 
 A process whose function can be called again is *parked* while it waits at that function. LOADING and SPARE_LOADING run
 the script up to it, or have lost their connection. A process is *exiting* while the kernel frees what it holds (its
@@ -56,7 +57,7 @@ class ProcessState(str, Enum):
     ABANDONED = "abandoned"
     """It has survived SIGKILL for so long that the agent waits no more."""
     ENDED = "ended"
-    """It is reaped."""
+    """It is reaped, or has left the table."""
 
 
 class ProcessEvent(str, Enum):
@@ -80,6 +81,8 @@ class ProcessEvent(str, Enum):
     """Agent: it is killed, and new workers may have to wait until it has ended."""
     KILL = "kill"
     """Agent: it is killed."""
+    HAND_OVER = "hand over"
+    """Agent: a launcher below it waits for its ranks, which are the processes of the round now (`CommandProcess`)."""
     ABANDON = "abandon"
     """Agent: it is not waited for any longer, although it was killed."""
     AT_FUNCTION = "at function"
@@ -119,6 +122,7 @@ _TRANSITIONS: dict[tuple[ProcessState, ProcessEvent], ProcessState] = {
     (SPARE, ProcessEvent.CALL): CALLED,
     (CALLED, ProcessEvent.START_OVER): RUNNING,
     (RUNNING, ProcessEvent.INTERRUPT): INTERRUPTED,
+    (RUNNING, ProcessEvent.HAND_OVER): ENDED,
     (RETURNED, ProcessEvent.INTERRUPT): RETURNED,  # it has left already
     (INTERRUPTED, ProcessEvent.GRACE_OVER): RUNNING,
     (RETURNED, ProcessEvent.PARK): PARKED,

@@ -1,8 +1,10 @@
-"""A launcher that starts below a worker becomes the worker: torchrun, accelerate, and what else calls torch's agent.
+"""A launcher that starts below a worker: torchrun, accelerate, and what else calls torch's agent.
 
-The pod's command has started once for each local rank. torch's agent (`launch_agent`) would start ranks of its own in
-each of them. Instead, this process becomes the program that the agent would start, as the rank that it already is.
-What the launcher has set in its environment stays. A program that goes on after its launcher waits for it.
+torch's agent (`launch_agent`) would start ranks of its own. Where the pod's command runs once, the launcher hands its
+program over to the agent of the pod, which starts it as the ranks, and waits for them (`hand_over.py`). Where the
+command has started once for each local rank, this process becomes the program that torch's agent would start, as the
+rank that it already is. What the launcher has set in its environment stays. A program that goes on after its launcher
+waits for it.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from contextlib import contextmanager
 from string import Template
 
 from .assigned import TRAINS, assigned, restore_assigned
-from .one_world import ALLOWED, cannot_patch, fail
+from .hand_over import begin_as_rank, hand_over
+from .one_world import ALLOWED, LAUNCHES, cannot_patch, fail
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -63,33 +66,61 @@ def replace_agent(module: ModuleType) -> None:
 
 
 def _become_worker(config: Any, entrypoint: Any, args: Sequence[Any]) -> dict[int, Any]:
-    """Run the entry point as the rank that this process belongs to; a command that is a launcher never returns."""
+    """Run the entry point as the rank that this process belongs to; a command that is a launcher never returns.
+
+    Where the command runs once in its pod, all ranks of the pod run it, and this returns once they have ended.
+    """
     refuse_in_training()
     restore_assigned()
-    _check_number(int(config.nproc_per_node), int(config.max_nodes))
+    check = functools.partial(_check_number, int(config.nproc_per_node), int(config.max_nodes))
+    if LAUNCHES in os.environ and not callable(entrypoint):
+        role = "" if config.role == "default" else str(config.role)
+        code = hand_over([str(entrypoint), *map(str, args)], role, _log_options(config), check)
+        if code:
+            raise SystemExit(code if code > 0 else 128 - code)
+        if code == 0:
+            return {int(os.environ["RANK"]): None}
+    begin_as_rank()
+    check()
     if config.role != "default":  # a launcher that names no role has this one; the worker has the job's
         os.environ["ROLE_NAME"] = str(config.role)
     rank = int(os.environ["RANK"])
     if callable(entrypoint):
         with _launched():
             return {rank: entrypoint(*args)}
-    _note_log_options(getattr(config, "logs_specs", None))
+    _note_log_options(config)
     words = [Template(str(arg)).safe_substitute(local_rank=os.environ["LOCAL_RANK"]) for arg in args]
     _run_in_place([str(entrypoint), *words], "nodes and rendezvous")
     return {rank: None}
 
 
-def _note_log_options(specs: Any) -> None:
-    """Say which options of logs have no effect, unless the agent has them from the pod template."""
+def _log_options(config: Any) -> dict[str, str]:
+    """Return the options of logs that the launcher has, by torchrun's long names. torch has read PET_* already."""
+    specs = getattr(config, "logs_specs", None)
     folder = getattr(specs, "_root_log_dir", None) or os.devnull
     is_own = os.path.basename(folder).startswith("torchelastic_")  # noqa: PTH119  # torch's, if the launcher names none
+    ranks = getattr(specs, "_local_ranks_filter", None)
     options = {
-        "PET_LOG_DIR": folder != os.devnull and not is_own,
-        "PET_REDIRECTS": getattr(specs, "_redirects", None),
-        "PET_TEE": getattr(specs, "_tee", None),
-        "PET_LOCAL_RANKS_FILTER": getattr(specs, "_local_ranks_filter", None),
+        "log-dir": "" if folder == os.devnull or is_own else os.path.abspath(folder),  # noqa: PTH100
+        "redirects": _streams(getattr(specs, "_redirects", None)),
+        "tee": _streams(getattr(specs, "_tee", None)),
+        "local-ranks-filter": ",".join(map(str, sorted(ranks))) if ranks else "",
+        "log-line-prefix-template": getattr(config, "log_line_prefix_template", None) or "",
     }
-    lost = [name for name, value in options.items() if value and name not in os.environ]
+    return {name: value for name, value in options.items() if value}
+
+
+def _streams(value: Any) -> str:
+    """Return the text of torch's `Std`, or of a dict of it by local rank; empty for none."""
+    if isinstance(value, dict):
+        return ",".join(f"{rank}:{int(std)}" for rank, std in sorted(value.items()))
+    return str(int(value)) if value else ""
+
+
+def _note_log_options(config: Any) -> None:
+    """Say which options of logs have no effect, unless the agent has them from the pod template."""
+    variables = (f"PET_{name.replace('-', '_').upper()}" for name in _log_options(config))
+    lost = [name for name in variables if name not in os.environ and "TEMPLATE" not in name]
     if lost and os.environ["LOCAL_RANK"] == "0":
         text = f"the launcher's options of logs have no effect: set {', '.join(lost)} in the pod template"
         print(f"[elasticjob] {text}", file=sys.stderr)
@@ -101,6 +132,7 @@ def become_rank(argv: list[str], without_effect: str) -> None:
     `without_effect`: what has no effect of the launcher's options, such as `nodes and ports`.
     """
     refuse_in_training()
+    begin_as_rank()
     restore_assigned()
     _run_in_place(argv, without_effect)
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
+LAUNCHES = "ELASTICJOB_LAUNCHES"
+"""The agent's socket for launchers; present where a command may run once in its pod."""
 ALLOWED = "ALLOW_SEPARATE_WORLDS"
 """1: the script means it."""
 
@@ -68,6 +70,10 @@ def check_world(rank: int, size: int) -> None:
             f" job's {world}: it would train apart from the others. Let the script take RANK and WORLD_SIZE from the"
             " environment, and start it without a launcher that starts ranks itself"
         )
+    if LAUNCHES in os.environ and size > 1:
+        from .hand_over import begin_as_rank  # only where a command may run once in its pod
+
+        begin_as_rank()
 
 
 def _note_group() -> None:
@@ -104,10 +110,10 @@ def fail(message: str) -> None:
     raise SeparateWorldError(message)
 
 
-def record_refusal(path: str, message: str) -> None:
-    """Write a SeparateWorldError to the error file of a worker, unless the file exists."""
+def record_refusal(path: str, message: str, name: str = SeparateWorldError.__name__) -> None:
+    """Write an exception of this name to the error file of a worker, unless the file exists."""
     if os.path.exists(path):  # noqa: PTH110
         return
-    extra = {"py_callstack": f"SeparateWorldError: {message}", "timestamp": str(int(time.time()))}
+    extra = {"py_callstack": f"{name}: {message}", "timestamp": str(int(time.time()))}
     with suppress(OSError), open(path, "w") as file:
-        json.dump({"message": {"message": f"SeparateWorldError: {message}", "extraInfo": extra}}, file)
+        json.dump({"message": {"message": f"{name}: {message}", "extraInfo": extra}}, file)

@@ -6,7 +6,7 @@ import os
 import resource
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from elasticjob._runtime.agent.start_workers.command import (
@@ -125,16 +125,24 @@ def read_caller(pid: int, workers_python: tuple[str, str]) -> ShimCaller:
     if env.get(PYTHON_EXEC) == workers_python[0]:
         del env[PYTHON_EXEC]
     env["PATH"] = os.pathsep.join(entry for entry in env.get("PATH", "").split(os.pathsep) if entry != folder)
+    attributes = read_process(pid)
+    return replace(
+        attributes, program=(workers_python[1] if of_torchrun else name, *args), env=env, of_torchrun=of_torchrun
+    )
+
+
+def read_process(pid: int) -> ShimCaller:
+    """Return the attributes of any process, without program and environment; OSError or ValueError if it has ended."""
+    proc = Path(f"/proc/{pid}")
     status = _status(proc)
     return ShimCaller(
-        (workers_python[1] if of_torchrun else name, *args),
-        env,
+        (),
+        {},
         os.readlink(proc / "cwd"),  # noqa: PTH115
         int(status["Umask"], 8),
         _signals(int(status["SigIgn"], 16)),
         tuple((number, *resource.prlimit(pid, number)) for number in (getattr(resource, name) for name in LIMITS)),
         process_attributes(pid),
-        of_torchrun,
     )
 
 

@@ -18,11 +18,23 @@ from pathlib import Path
 
 from elasticjob._runtime.agent.processes import peer_pid
 from elasticjob._runtime.agent.start_workers.command import (
+    CommandError,
+    UserCommand,
+    lost_log_options,
     parse_own_agent_command,
     parse_shell_command,
+    parse_shell_launch,
     shell_log_options,
     shell_role,
 )
+from elasticjob._runtime.agent.start_workers.launches.launch import (
+    Launch,
+    Launches,
+    RefusedLaunchError,
+    receive_streams,
+    relay_until_end,
+)
+from elasticjob._runtime.agent.start_workers.launches.launcher_commands import is_preparation
 from elasticjob._runtime.agent.start_workers.shims.shim_callers import (
     ExecInstead,
     ForkServerProcess,
@@ -33,6 +45,7 @@ from elasticjob._runtime.agent.start_workers.shims.shim_callers import (
     read_caller,
     torchrun_interpreter,
 )
+from elasticjob._runtime.contract.names import Env
 from elasticjob._runtime.system.loop_errors import background_task
 
 log = logging.getLogger(__name__)
@@ -65,12 +78,20 @@ class ShimServer:
     """
 
     def __init__(
-        self, folder: Path, interpreter: str, env: Mapping[str, str], fork: Fork, *, own_agent: bool = False
+        self,
+        folder: Path,
+        interpreter: str,
+        env: Mapping[str, str],
+        fork: Fork,
+        *,
+        own_agent: bool = False,
+        launches: Launches | None = None,
     ) -> None:
         """Write the shims and listen; OSError if programs in `folder` cannot be executed.
 
         `interpreter` and `env` are those of the fork server; `fork` starts a fork for a caller.
         `own_agent`: the `torchrun` shim runs torchrun itself. Without it, the shim runs torchrun's script.
+        `launches`: serves a `torchrun` in a command that runs once in its pod; None: there is no such command.
         """
         self.folder = folder
         self.workers_python = str(folder / "workers" / Path(interpreter).name)
@@ -80,6 +101,7 @@ class ShimServer:
         self._path = env.get("PATH")
         self._fork_server = ForkServerProcess(interpreter, env, process_attributes(os.getpid()))
         self._fork = fork
+        self._launches = launches
         self._peers: dict[int, socket.socket] = {}
         """Connection to the shim of each fork, by the fork's process id."""
         self._of_torchrun: dict[int, Mapping[str, str]] = {}
@@ -102,6 +124,10 @@ class ShimServer:
     def has_processes(self) -> bool:
         """Whether a fork runs that acts for a shim."""
         return bool(self._peers)
+
+    def decide(self, caller: ShimCaller, command: UserCommand) -> RunInFork | ExecInstead:
+        """Decide whether a fork can run a command with the attributes of this process."""
+        return fork_or_exec(caller, self._fork_server, "", lambda *_: command)
 
     def child_ended(self, pid: int, code: int) -> Mapping[str, str] | None:
         """Handle a reaped child of the agent. Return its environment if it was a worker of a torchrun."""
@@ -157,6 +183,10 @@ class ShimServer:
             numbers, descriptors = await self._receive_descriptors(peer)
             caller = read_caller(peer_pid(peer), (self.workers_python, self._interpreter))
             program = caller.program
+            if Env.LAUNCHES in caller.env and self._launches is not None:
+                launched, caller = await self._run_once(peer, caller, self._launches, descriptors, numbers)
+                if launched:
+                    return
             role: tuple[str, ...] = ()
             if self._parse is parse_shell_command:
                 self._note_log_options(caller)
@@ -165,6 +195,8 @@ class ShimServer:
                     role = ("env", f"ROLE_NAME={name}")
             torchrun_python = torchrun_interpreter(_find(caller, "torchrun"))
             decision = fork_or_exec(caller, self._fork_server, torchrun_python, self._parse)
+            if isinstance(decision, RunInFork) and Env.LAUNCHES in caller.env:
+                decision = ExecInstead(decision.command.argv, "the command runs once in this pod")
             if isinstance(decision, ExecInstead):
                 log.info("%s starts by exec: %s", program[0], decision.reason)
                 self._answer(peer, b"exec", *map(os.fsencode, (*role, *decision.program)))
@@ -186,9 +218,61 @@ class ShimServer:
             self.child_ended(pid, code)
         await self._relay(pid, peer, group=caller.of_torchrun)
 
+    async def _run_once(
+        self,
+        peer: socket.socket,
+        caller: ShimCaller,
+        launches: Launches,
+        descriptors: Sequence[int],
+        numbers: Sequence[int],
+    ) -> tuple[bool, ShimCaller]:
+        """Serve a shim in a command that may run once in its pod. Return whether that is done, and the caller.
+
+        The caller has no `Env.LAUNCHES` any more if the command runs once for each rank.
+        """
+        torchrun_python = torchrun_interpreter(_find(caller, "torchrun"))
+        try:
+            command = parse_shell_launch(caller.program, torchrun_python, caller.env)
+        except CommandError as error:  # the shell must not go on after it
+            launches.refuse(str(error))
+            return False, caller
+        if command is not None:
+            role = shell_role(caller.program, caller.env)
+            options = shell_log_options(caller.program, caller.env)
+            launch = Launch(caller, command, role, options, receive_streams(descriptors, numbers))
+            if await self._hand_over(peer, launch, launches):
+                return True, caller
+            is_rank = True
+        else:
+            parsed = self._parse(caller.program, torchrun_python, caller.env)
+            is_rank = not is_preparation(parsed) and await launches.python_begins()
+        if not is_rank:
+            return False, caller
+        return False, replace(caller, env={name: v for name, v in caller.env.items() if name != Env.LAUNCHES})
+
+    async def _hand_over(self, peer: socket.socket, launch: Launch, launches: Launches) -> bool:
+        """Let the agent run a torchrun's ranks, and answer the shim once they have ended. False: it becomes a rank."""
+        self._pending -= 1  # none of its forks acts for this shim
+        try:
+            end = await launches.begin(launch)
+            code = 1 if end is None else await relay_until_end(peer, launch, end, launches)
+        except RefusedLaunchError as error:
+            log.error("%s", error)
+            end, code = None, 1
+            self._answer(peer, b"ended", b"1")
+            launch.close()
+            return True
+        finally:
+            self._pending += 1
+        if end is None:
+            launch.close()
+        elif code is not None:
+            self._answer(peer, b"ended", b"%d" % code)
+        return end is not None
+
     def _note_log_options(self, caller: ShimCaller) -> None:
         """Log it once if options of a torchrun have no effect."""
-        note = shell_log_options(caller.program, caller.env)
+        note = lost_log_options(caller.program, caller.env)
         if note and note not in self._notes:
             self._notes.add(note)
             log.info("%s", note)

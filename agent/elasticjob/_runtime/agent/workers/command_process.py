@@ -1,0 +1,75 @@
+"""The process of a command that runs once in its pod, while it is no process of the round."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from enum import Enum
+
+from elasticjob._runtime.agent.start_workers.launches.launch import Launch
+from elasticjob._runtime.agent.workers.worker import Worker
+
+
+class CommandState(Enum):
+    """How the command of this pod runs."""
+
+    OFF = "off"
+    """Once for each rank, as it is: it starts no launcher, or came to Python or to a rank before one."""
+    ENDED = "ended"
+    """Once in this pod, and it does not run."""
+    ALONE = "alone"
+    """It runs, as the process of local rank 0, and has come to no launcher and to no rank."""
+    WAITS = "waits"
+    """A launcher in it waits for its ranks, which are the processes of the round."""
+    GOES_ON = "goes on"
+    """It runs, as the process of local rank 0, after a launcher."""
+
+
+@dataclass
+class CommandProcess:
+    """What the command runs as."""
+
+    state: CommandState
+    pid: int = 0
+    worker: Worker | None = None
+    stage: int = 0
+    """How many launchers the process has come to."""
+    ends: bool = False
+    """Whether it ends with the ranks of a stop in progress."""
+
+    @property
+    def waits(self) -> bool:
+        return self.state is CommandState.WAITS
+
+    @property
+    def runs_alone(self) -> bool:
+        """Whether the command is started once in this pod, and not the ranks of a launcher."""
+        return self.state not in (CommandState.OFF, CommandState.WAITS)
+
+    @property
+    def kept(self) -> set[int]:
+        """Process ids that a stop leaves alone."""
+        return {self.pid} if self.waits and not self.ends else set()
+
+    @property
+    def may_stay(self) -> bool:
+        """Whether a round that follows can start the ranks of the waiting launcher again.
+
+        Not after the first launcher: other nodes may still be at it, or run the whole command again.
+        """
+        return self.waits and self.stage == 1
+
+
+@dataclass
+class Stage:
+    """The launcher that waits."""
+
+    launch: Launch
+    code: asyncio.Future[int]
+    exit_code: int = 0
+    signalled: bool = False
+    """Whether the launcher got a signal that ends its ranks."""
+    lost: bool = False
+    """Whether the launcher has ended."""
+    broken: bool = False
+    """Whether a rank has failed in this round, or has stopped as planned: the stage is not over."""

@@ -1,0 +1,400 @@
+"""A command that starts launchers runs once in its pod: their ranks are the pod's workers, and the command waits.
+
+The first local rank's process of the command starts alone. What it comes to decides:
+
+- a launcher: it hands its ranks over. They are the processes of the round, and a failure restarts them in place, while
+  the command waits. Once all have ended with success, the launcher ends, and the command goes on.
+- Python itself, or a process that acts as a rank: the command runs once for each rank, from now on.
+- its end: likewise, if it has succeeded.
+
+A restart after the first launcher runs the whole command again: other nodes may be at another launcher.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from elasticjob._runtime.agent.config import AgentConfig
+from elasticjob._runtime.agent.processes import descendants, kill_with_children, signal_group
+from elasticjob._runtime.agent.reporting.log_options import with_launcher_options
+from elasticjob._runtime.agent.start_workers.in_workers.one_world import SeparateWorldError, record_refusal
+from elasticjob._runtime.agent.start_workers.launcher import Launcher, StartError, WorkerStart
+from elasticjob._runtime.agent.start_workers.launches.launch import REFUSED, Launch, RefusedLaunchError
+from elasticjob._runtime.agent.start_workers.launches.launch_server import LaunchServer
+from elasticjob._runtime.agent.start_workers.shims.shim_callers import process_attributes
+from elasticjob._runtime.agent.workers.command_process import CommandProcess, CommandState, Stage
+from elasticjob._runtime.agent.workers.exit_evidence import ExitEvidence
+from elasticjob._runtime.agent.workers.process_table import ProcessTable
+from elasticjob._runtime.agent.workers.round_times import RoundTimes
+from elasticjob._runtime.agent.workers.start_window import StartWindow
+from elasticjob._runtime.agent.workers.worker import EndedWorker, Worker
+from elasticjob._runtime.agent.workers.worker_files import WorkerFiles
+from elasticjob._runtime.agent.workers.worker_process import CALLED, IN_ROUND, RUNNING, ProcessEvent
+from elasticjob._runtime.contract.messages import Failure, FailureClass, StartRound
+from elasticjob._runtime.contract.names import Backend, Env
+from elasticjob._runtime.system.loop_errors import background_task
+
+log = logging.getLogger(__name__)
+
+NOTE_AFTER = 60.0
+"""Seconds after which the log says that the other ranks wait for what the command does first."""
+_ENDING = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGKILL}
+"""Signals of a launcher after which the end of its ranks is no failure."""
+_OFF, _ENDED, _ALONE = CommandState.OFF, CommandState.ENDED, CommandState.ALONE
+_WAITS, _GOES_ON = CommandState.WAITS, CommandState.GOES_ON
+
+
+class PodCommand:
+    """Serves the launchers of the command (`Launches`), and starts and counts their ranks."""
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        socket_path: Path,
+        table: ProcessTable,
+        window: StartWindow,
+        files: WorkerFiles,
+        launcher: Launcher,
+        evidence: ExitEvidence,
+        times: RoundTimes,
+    ) -> None:
+        """`socket_path`: where launchers connect; a file in a folder of the agent's."""
+        may_run_once = launcher.may_start_launcher and config.backend is Backend.ELASTICJOB
+        self.process = CommandProcess(_ENDED if may_run_once else _OFF)
+        self.is_stopping: Callable[[], bool] = lambda: False
+        self.end_spares: Callable[[str], None] = lambda _reason: None
+        self.report: Callable[[EndedWorker], None] = lambda _ended: None
+        """Called with the failure of a start, or of the command, that no process of the round has reported."""
+        self.on_started: Callable[[], None] = lambda: None
+        """Called when processes have started: some may have ended before their ids were known."""
+        self._config = config
+        self._socket_path = socket_path
+        self._table = table
+        self._window = window
+        self._files = files
+        self._launcher = launcher
+        self._evidence = evidence
+        self._times = times
+        self._start: StartRound | None = None
+        self._stage: Stage | None = None
+        self._tasks = set[asyncio.Task[None]]()
+        self._server = LaunchServer(socket_path, self) if may_run_once else None
+        launcher.launches = self if may_run_once else None
+
+    # ---- rounds ------------------------------------------------------------------------------------------------------
+
+    def begin_round(self, start: StartRound) -> None:
+        """Begin a round: the processes of the one before have ended, except for a launcher that waits."""
+        self._start = start
+        if self._stage is not None:
+            self._stage.broken = False
+
+    @property
+    def starts_alone(self) -> bool:
+        """Whether the next start is that of the command itself, once in this pod."""
+        return self.process.runs_alone
+
+    def prepare(self, start: StartRound) -> tuple[Worker, WorkerStart]:
+        """Return the process of the command, which does not run yet; see `WorkerFiles.prepare`."""
+        worker, worker_start = self._files.prepare(start, 0, "command")
+        return worker, replace(worker_start, env={**worker_start.env, Env.LAUNCHES: str(self._socket_path)})
+
+    def started(self, pid: int, worker: Worker) -> None:
+        """Record that the command runs."""
+        process = self.process
+        process.state, process.pid, process.worker, process.stage, process.ends = _ALONE, pid, worker, 0, False
+        if self._config.processes > 1:
+            asyncio.get_running_loop().call_later(NOTE_AFTER, self._note_wait, pid)
+
+    def _note_wait(self, pid: int) -> None:
+        if self.process.state is _ALONE and self.process.pid == pid:
+            text = "the command runs once so far, for %.0f s: the other ranks start if it comes to Python or a launcher"
+            log.info(text, NOTE_AFTER)
+
+    def begin_stop(self, *, round_follows: bool) -> None:
+        """Let the command end with the processes of the round, unless the next round restarts its launcher's ranks."""
+        if self.process.waits and not (round_follows and self.process.may_stay):
+            self.process.ends = True
+
+    def end_stop(self) -> None:
+        """Forget the command if it has ended with the round."""
+        if self.process.ends or self.process.state in (_ALONE, _GOES_ON):
+            self._forget()
+
+    def close(self) -> None:
+        """Serve no launcher any more."""
+        if self._server is not None:
+            self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._end_stage()
+        self.process.ends = False
+        self.process.pid, self.process.worker = 0, None
+        if self.process.state is not _OFF:
+            self.process.state = _ENDED
+
+    # ---- what the command comes to -----------------------------------------------------------------------------------
+
+    async def python_begins(self) -> bool:
+        """As `Launches.python_begins`."""
+        if await self._is_current() and self.process.state is _ALONE:
+            await self._start_others("comes to Python before a launcher")
+        return self.process.state is _OFF
+
+    async def rank_begins(self) -> None:
+        """As `Launches.rank_begins`."""
+        if await self._is_current() and self.process.state is _ALONE:
+            await self._start_others("has a process that acts as a rank")
+        if self.process.state is not _OFF:
+            raise self._refused(
+                "a process of this command forms a process group as a rank, but the command runs once in its pod"
+                " because it has started a launcher: start what trains by a launcher too, such as torchrun"
+            )
+
+    def rank_connected(self) -> None:
+        """Handle a process that reports its progress: it is a rank."""
+        if self.process.state is _ALONE:
+            self._spawn_others("has a process that reports progress")
+
+    async def begin(self, launch: Launch) -> asyncio.Future[int] | None:
+        """As `Launches.begin`."""
+        never = asyncio.get_running_loop().create_future()
+        current = await self._is_current()
+        if self.process.state is _OFF:
+            return None
+        if not current:
+            return never  # its command ends
+        if self.process.waits:
+            raise self._refused(
+                "two launchers run in this command at the same time, and both would train: start one after the other"
+            )
+        try:
+            logs = with_launcher_options(self._config.logs, launch.log_options)
+        except ValueError as error:
+            raise self._refused(f"the launcher's options of logs: {error}") from None
+        if launch.caller.process_attributes != process_attributes(os.getpid()):
+            if self.process.state is _ALONE:
+                await self._start_others("starts a launcher with other users, processors or namespaces than its own")
+                return None if self.process.state is _OFF else never
+            raise self._refused(
+                "a launcher that follows another one has other users, priority, processors or namespaces: the agent"
+                " cannot start its ranks with them"
+            )
+        process = self.process
+        stage = self._stage = Stage(launch, asyncio.get_running_loop().create_future())
+        process.stage += 1
+        process.state = _WAITS
+        self._table.apply(process.pid, ProcessEvent.HAND_OVER)
+        self._launcher.stage = launch
+        self._files.use_launcher(launch.role, logs, self._own_outputs(launch), process.stage)
+        text = "launcher %d of the command waits, and the ranks of this pod run %s; nodes and rendezvous have no effect"
+        log.info(text, process.stage, " ".join(launch.command.argv)[:500])
+        await self._start_processes(range(self._config.processes))
+        return stage.code
+
+    def signal(self, launch: Launch, number: int) -> None:
+        """As `Launches.signal`."""
+        stage = self._stage
+        if stage is None or stage.launch is not launch or self.is_stopping() or self.process.ends:
+            return
+        if number not in signal.valid_signals():
+            return
+        stage.signalled = stage.signalled or number in _ENDING
+        for pid in self._table.pids(IN_ROUND):
+            signal_group(pid, signal.Signals(number))
+
+    def lost(self, launch: Launch) -> None:
+        """As `Launches.lost`."""
+        stage = self._stage
+        if stage is None or stage.launch is not launch or stage.code.done() or stage.lost:
+            return
+        stage.lost = True
+        log.warning("launcher %d of the command has ended before its ranks: they end too", self.process.stage)
+        if self._table.pids(IN_ROUND) and not (self.is_stopping() or self._window.is_open):
+            self.signal(launch, signal.SIGKILL)
+        elif not self.process.ends:  # between two rounds no rank runs whose end would let the command go on
+            self._kill_command()
+
+    def refuse(self, message: str, exception: str = REFUSED) -> None:
+        """As `Launches.refuse`."""
+        worker = self.process.worker
+        if worker is None or self.process.state is _OFF:
+            return
+        record_refusal(worker.error_file, message, exception)
+        if self._stage is not None:
+            self._stage.lost = True  # its end is no news
+        self._kill_command()
+
+    def _refused(self, message: str) -> RefusedLaunchError:
+        self.refuse(message, SeparateWorldError.__name__)
+        return RefusedLaunchError(message)
+
+    def _kill_command(self) -> None:
+        if self.process.pid:
+            kill_with_children(self.process.pid)
+
+    async def _is_current(self) -> bool:
+        """Wait until no processes start. Return False if the command that runs now has ended by then, or ends."""
+        pid = self.process.pid
+        while self._window.is_open:
+            await self._window.until_closed()
+        stage = self._stage
+        if stage is not None and stage.lost:  # the command goes on once the ranks of its last launcher have ended
+            await asyncio.wait({stage.code})
+            while self._window.is_open:
+                await self._window.until_closed()
+        return self.process.pid == pid and not (self.is_stopping() or self.process.ends)
+
+    # ---- start -------------------------------------------------------------------------------------------------------
+
+    def _spawn_others(self, reason: str) -> None:
+        task = background_task(self._start_others(reason))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _start_others(self, reason: str) -> None:
+        """Run the command once for each rank, from now on."""
+        if not await self._is_current() or self.process.state is not _ALONE:
+            return
+        self.process.state = _OFF
+        if others := range(1, self._config.processes):
+            log.info("the command %s: it runs once for each rank", reason)
+            await self._start_processes(others)
+
+    async def _start_processes(self, local_ranks: Iterable[int]) -> None:
+        start, ranks = self._start, list(local_ranks)
+        assert start is not None  # noqa: S101
+        prepared: list[tuple[Worker, WorkerStart]] = []
+        keep = descendants(os.getpid())
+        self._window.open()
+        try:
+            prepared += [self._files.prepare(start, rank) for rank in ranks]
+            self._times.begin_start(ranks)
+            pids = await self._launcher.start([worker_start for _, worker_start in prepared], keep)
+        except (StartError, OSError) as error:
+            failure = Failure(
+                FailureClass.START_ERROR, self._config.pod, time.time(), rank=start.rank, message=str(error)[:1024]
+            )
+            self._break_stage()
+            self.report(EndedWorker(start.round, ranks[0], failure))
+        else:
+            for pid, (worker, _) in zip(pids, prepared, strict=True):
+                self._table.add(pid, worker, RUNNING)
+            self._times.new_processes(pids)
+            self._times.started(new=True)
+        finally:
+            for _, worker_start in prepared:
+                os.close(worker_start.stdout)
+                os.close(worker_start.stderr)
+            self._window.close()
+        self.on_started()
+
+    def _own_outputs(self, launch: Launch) -> tuple[int | None, int | None]:
+        """Return where the ranks' stdout and stderr go if the command has redirected its launcher; else None."""
+        worker = self.process.worker
+        if launch.streams is None or worker is None:
+            return None, None
+        stdout, stderr = launch.streams[1:]
+        ours = [pipe.identity for pipe in worker.pipes]
+        return (
+            None if _identity(stdout) in ours else stdout,
+            None if _identity(stderr) in ours else stderr,
+        )
+
+    # ---- the end -----------------------------------------------------------------------------------------------------
+
+    def ended(self, pid: int, ended: EndedWorker, code: int) -> list[EndedWorker]:
+        """Return what the end of a process of the round means for the round; `code` is its exit code."""
+        if self.is_stopping() or self.process.state in (_OFF, _ENDED):
+            return [ended]
+        if pid == self.process.pid:
+            return self._command_ended(ended)
+        stage = self._stage
+        if stage is None:
+            return [ended]
+        if stage.signalled and not ended.as_planned:
+            stage.exit_code = stage.exit_code or code
+            return []
+        if ended.failure is not None or ended.as_planned:
+            self._break_stage()
+            return [ended]
+        return []
+
+    def _command_ended(self, ended: EndedWorker) -> list[EndedWorker]:
+        if ended.failure is not None:
+            self._forget()
+            return [ended]
+        if self.process.state is _ALONE and self._config.processes > 1:
+            self._spawn_others("has ended and started no launcher")
+            return [ended]
+        self._forget()
+        return [replace(ended, local_rank=rank) for rank in range(self._config.processes)]
+
+    def _break_stage(self) -> None:
+        if self._stage is not None:
+            self._stage.broken = True
+
+    def reaped(self, pid: int, code: int) -> list[EndedWorker]:
+        """Handle the end of a child that is no process of the table; return the failure of the round, if it is one."""
+        process, worker, start = self.process, self.process.worker, self._start
+        if pid != process.pid or not process.waits or worker is None or start is None:
+            return []
+        if process.ends:
+            process.pid = 0
+            return []
+        worker = replace(worker, round=start.round, rank=start.rank)
+        failure = self._evidence.failure(worker, code, None) or self._evidence.raised(
+            worker, "CommandEndedError", "the command has ended before the ranks of its launcher: let it wait for them"
+        )
+        self._break_stage()
+        self._forget()
+        return [] if self.is_stopping() else [EndedWorker(start.round, 0, failure)]
+
+    def end_stage_if_over(self) -> None:
+        """Let the command go on if all ranks of its launcher have ended with success. Call this after each `reap`."""
+        stage, process, start = self._stage, self.process, self._start
+        if stage is not None and process.ends and not self._table.pids(IN_ROUND):
+            self._end_stage(-signal.SIGTERM)  # a shell handles the signal that it has got once its launcher ends
+            return
+        if stage is None or stage.broken or self.is_stopping() or process.ends or self._window.is_open:
+            return
+        if self._table.pids(IN_ROUND, {CALLED}) or start is None or process.worker is None:
+            return
+        self.end_spares("its launcher has ended")
+        process.state = _GOES_ON
+        process.worker = replace(process.worker, round=start.round, rank=start.rank)
+        self._table.add(process.pid, process.worker, RUNNING)
+        log.info("the ranks of launcher %d of the command have ended, and the command goes on", process.stage)
+        self._end_stage(stage.exit_code)
+
+    def _end_stage(self, code: int | None = None) -> None:
+        """End the stage. The launcher gets the exit code, if there is one, once what its ranks have written is out."""
+        stage, self._stage, self._launcher.stage = self._stage, None, None
+        if stage is None:
+            return
+        outputs = self._files.use_launcher("", self._config.logs, (None, None), 0)
+
+        async def answer() -> None:
+            await asyncio.gather(*(asyncio.to_thread(sink.close, 5.0) for sink in outputs))
+            stage.launch.close()
+            if code is not None:
+                stage.code.set_result(code)
+
+        task = background_task(answer())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _identity(descriptor: int) -> tuple[int, int]:
+    found = os.fstat(descriptor)
+    return found.st_dev, found.st_ino
