@@ -74,6 +74,11 @@ def test_the_notes_say_what_is_left_to_check(tmp_path: Path) -> None:
     assert [word in found for word in ("jobDefaults is", "priorityClassName is", "replicas is 1")] == [
         False, False, True,
     ]  # fmt: skip
+    pulled = notes("image.repository=registry.example.com/me/elasticjob")
+    assert [("names no registry" in found, "REGISTRY=" in found) for found in (notes(), pulled)] == [
+        (True, False), (False, True),
+    ]  # fmt: skip
+    assert "  REGISTRY=registry.example.com/me\n" in pulled
 
 
 def test_the_operators_limits_are_values_whose_defaults_are_its_own() -> None:
