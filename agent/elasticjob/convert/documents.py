@@ -50,7 +50,7 @@ def parse_documents(text: str, source: str) -> list[Document]:
     try:
         values = read_yaml_documents(text)
     except ImportError:
-        raise ConvertError("PyYAML is missing: pip install 'elasticjob[cli]'") from None
+        raise ConvertError("PyYAML is missing: pip install pyyaml") from None
     except ManifestYamlError as error:
         raise ConvertError(f"{source}: {error}") from None
     return [Document(source, content) for value in values for content in _objects(value, source)]

@@ -35,7 +35,7 @@ def connect_to_cluster(kubeconfig: str | None, context: str | None, namespace: s
         from kubernetes import client, config
         from kubernetes.config import ConfigException
     except ImportError:
-        raise NotReachableError("the Kubernetes client is missing: pip install 'elasticjob[cli]'") from None
+        raise NotReachableError("the Kubernetes client is missing: pip install kubernetes") from None
     # Both describe in the log what the exceptions, and so our sentences, have as well.
     for name in ("urllib3", "root"):
         logging.getLogger(name).setLevel(logging.CRITICAL)

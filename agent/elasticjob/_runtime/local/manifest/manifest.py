@@ -57,7 +57,7 @@ def load_manifest(path: str) -> Any:
     try:
         documents = read_yaml_documents(Path(path).read_text(encoding="utf-8"))
     except ImportError:
-        raise ManifestError("PyYAML is missing: pip install 'elasticjob[cli]'") from None
+        raise ManifestError("PyYAML is missing: pip install pyyaml") from None
     except OSError as error:
         raise ManifestError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
