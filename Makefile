@@ -8,7 +8,8 @@ PY := .venv/bin/python
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 # Tests marked `deep` repeat at length what shorter ones show: `make deep` runs them, MARKED= runs all.
 MARKED := not deep
-PYTEST = pytest -q $(if $(MARKED),-m '$(MARKED)')
+SELECTED = ($(or $(MARKED),deep or not deep))
+PYTEST = pytest -q -m '$(SELECTED)'
 
 help: ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 18
@@ -74,7 +75,7 @@ crds: venv ## generate crds/elasticjobs.yaml, the chart's copy of it, and the pa
 
 .PHONY: integration
 integration: venv ## torch as our peer, and real processes on this machine; a GPU, where there is one
-	@$(PYTEST) tests/conformance tests/integration tests/gpu --ignore tests/integration/test_cluster.py
+	@$(PYTEST) -n 2 --dist loadfile tests/conformance tests/integration tests/gpu --ignore tests/integration/test_cluster.py
 
 .PHONY: cluster-test
 cluster-test: venv cluster ## the cluster itself: its verbs, and that it leaves nothing behind
