@@ -94,6 +94,11 @@ alerts: venv ## test the chart's alerts with promtool, which it builds once (5 m
 	@python3 tests/cluster/cluster.py monitoring >/dev/null
 	@pytest -q tests/unit/test_monitoring.py
 
+.PHONY: monitoring
+monitoring: venv cluster images ## a killed worker on the cluster, seen by a real Prometheus (PICTURE=file.png draws its dashboard; not part of `make test`)
+	@python3 tests/cluster/cluster.py monitoring >/dev/null
+	@pytest -q -s tests/monitoring
+
 .PHONY: dashboards
 dashboards: ## write the Grafana dashboards of the chart
 	@python3 charts/dashboards.py

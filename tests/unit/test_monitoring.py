@@ -126,7 +126,7 @@ DEFINITION = yaml.safe_load((REPOSITORY / "crds/elasticjobs.in.yaml").read_text(
 def field(path: list[str], schema: Json = DEFINITION["schema"]["openAPIV3Schema"]) -> Json:
     """Return the schema of a field of a job, or of a part of a job; an empty one where there is no such field."""
     for name in path:
-        schema = schema.get("properties", {}).get(name, {})
+        schema = schema.get("items", {}) if name == "-1" else schema.get("properties", {}).get(name, {})
     return schema
 
 
