@@ -67,6 +67,8 @@ def test_what_cannot_be_shown_is_said(two_pods: FakeApi, run: Run) -> None:
     assert "Kubernetes deletes a pod's log with the pod" in run("logs", "bert", "--previous").err
     two_pods.lists[JOBS][0]["status"]["lastFailure"] = {"pod": "bert-9-0", "class": "OOMKilled"}
     assert "pod bert-9-0 failed (OOMKilled) and its log is deleted" in run("logs", "bert").err
+    two_pods.lists[JOBS][0]["status"]["lastFailure"]["class"] = "Preempted"
+    assert run("logs", "bert").err == ""
     two_pods.lists[PODS] = []
     assert "no pod of bert has started: elasticjob why bert" in run("logs", "bert").err
 

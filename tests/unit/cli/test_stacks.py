@@ -22,6 +22,8 @@ STACK = """Thread 0x00007f01 (most recent call first):
 Thread 0x00007f00 (most recent call first):
   File "/app/train.py", line {} in step
   File "/app/train.py", line 9 in <module>
+  File "/elasticjob/agent.pyz/elasticjob/_runtime/agent/start_workers/fork_server/main.py", line 127 in main
+  File "<string>", line 1 in <module>
 """
 WORKER = """
 import faulthandler, os, sys, time
@@ -59,6 +61,7 @@ def test_ranks_at_the_same_place_are_shown_once(two_pods: FakeApi, run: Run) -> 
     assert 'train.py", line 7 in step' in first
     assert second.splitlines()[0] == "3 workers: rank 0 (bert-0-0), rank 1 (bert-0-0), rank 2 (bert-1-0)"
     assert "data.py" not in shown.out
+    assert "agent.pyz" not in shown.out
     assert "data.py" in run("stacks", "bert", "--all-threads", "--pod", "bert-1-0").out
     assert [view["rank"] for view in run("stacks", "bert", "-o", "json").view] == [0, 1, 2, 3]
     commands = [url for _, url, _ in two_pods.requests if "/exec" in url]

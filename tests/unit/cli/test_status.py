@@ -22,7 +22,8 @@ def a_training_job() -> dict[str, object]:
             "step": 120, "progressPercentage": 40, "estimatedRemainingSeconds": 3720,
             "metrics": [{"name": "loss", "value": "0.25"}],
         },
-        "goodput": {"productiveSeconds": 990, "lostSeconds": 10, "percent": 99},
+        "goodput": {"productiveSeconds": 990, "lostSeconds": 0.7, "percent": 99},
+        "stateTransfer": {"rank": 3, "pod": "bert-1-1", "bytes": 2_000_000_000, "seconds": 1.0},
         "recentFailures": [FAILURE],
         "straggler": {"rank": 2, "pod": "bert-1-1", "node": "node1", "stepSeconds": 0.4, "medianSeconds": 0.1},
     }  # fmt: skip
@@ -39,7 +40,9 @@ def test_one_screen_has_size_progress_pods_with_ranks_rounds_and_failures(api: F
     assert (shown.code, shown.err) == (0, "")
     for text in (
         "team/bert", "2 of 2 worker pods train (from 1 to 4), 4 workers", "1 restart, 1 of 3 that maxRestarts allows",
-        "step 120, 40%, about 1h2m left, loss 0.25", "99%, 10s lost by faults", "rank 2, bert-1-1 on Node node1",
+        "step 120, 40%, about 1h2m left, loss 0.25", "99%, 0.7 s lost by faults",
+        "rank 3 got it last: 2 GB in 1.000 s (2.00 GB/s)",
+        "rank 2, bert-1-1 on Node node1",
         "round 3: 4 workers", "OOMKilled  bert-1-0 rank 3 on Node node1, SIGKILL",
         "recovered: detect 0.01 s, stop 0.2 s, rendezvous 0.05 s, start 0.4 s",
     ):  # fmt: skip

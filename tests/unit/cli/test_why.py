@@ -88,6 +88,11 @@ def test_quota_and_queue() -> None:
     assert cause["evidence"] == "waits Workload w: insufficient quota for gpu"
 
 
+def test_a_job_that_starts_leads_to_its_logs() -> None:
+    (cause,) = causes(job_with(condition_of("Running", "False", "WaitingForMinReplicas", "0 of 2 are ready")))
+    assert cause["next"].startswith("elasticjob logs bert -f")
+
+
 def test_what_is_on_purpose_and_what_has_ended() -> None:
     (cause,) = causes(job_with(condition_of("Suspended", "True", "SuspendedByUser", "nothing is left")))
     assert cause["next"] == "elasticjob resume bert"

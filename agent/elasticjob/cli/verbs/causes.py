@@ -132,7 +132,7 @@ def _explained(seen: Circumstances, kind: str, title: str) -> Iterator[Finding]:
         evidence = (
             f"{seen.message(kind)} {_quota_use(seen) if 'quota' in (meaning + seen.message(kind)).lower() else ''}"
         )
-        yield finding(f"{title} ({reason}): {meaning}", evidence, advice(reason).replace("JOB", seen.name))
+        yield finding(f"{title} ({reason}): {meaning}", evidence, _next_step(reason, seen.name))
     for problem in problems:
         yield {**problem, "what": f"{title}: {problem['what']}"}
     failure = job_status(seen.job).get("lastFailure")
@@ -141,6 +141,12 @@ def _explained(seen: Circumstances, kind: str, title: str) -> Iterator[Finding]:
             f"the workers restart after a failure: {_describe_failure(failure)}", "",
             f"elasticjob logs {seen.name} --pod {failure.get('pod', '')}",
         )  # fmt: skip
+
+
+def _next_step(reason: str, job: str) -> str:
+    if reason in ("WaitingForMinReplicas", "ScalingUp", "BelowDesiredAboveMin"):
+        return f"elasticjob logs {job} -f: the agents say what they wait for"
+    return advice(reason).replace("JOB", job)
 
 
 def _quota_use(seen: Circumstances) -> str:

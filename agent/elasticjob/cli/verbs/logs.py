@@ -26,6 +26,7 @@ from elasticjob.cli.views.output import VerbOutput
 
 IDLE_SECONDS = 2.0
 """While nothing arrives, how often it is asked whether the job has ended."""
+_TAKEN = ("Preempted", "NodeLost")
 FOLLOWED_TAIL = 20
 """Old lines of each pod with --follow and without --tail."""
 
@@ -93,13 +94,14 @@ def _why_none(name: str, choice: PodChoice) -> str:
 def _note_lost_log(cluster: Cluster, output: VerbOutput, job: KubeObject, choice: PodChoice) -> None:
     """Say where the failure is described if the pod that failed is gone with its log."""
     failed = failed_pod(job)
-    if not failed or choice.pods or choice.role is not Role.WORKER:
+    kind = (job_status(job).get("lastFailure") or {}).get("class", "")
+    # A pod that Kubernetes took has no failure to read about.
+    if not failed or choice.pods or choice.role is not Role.WORKER or kind in _TAKEN:
         return
     try:
         cluster.get(POD_LIST, failed)
     except RefusedError as error:
         if error.not_found:
-            kind = job_status(job)["lastFailure"].get("class", "it")
             name = job["metadata"]["name"]
             output.note(
                 f"pod {failed} failed ({kind}) and its log is deleted: elasticjob status {name} has the end of it"

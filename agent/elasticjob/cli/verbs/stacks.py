@@ -7,8 +7,10 @@ import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
+import elasticjob
 from elasticjob._runtime.agent.monitoring.progress.hangs import StackDump, users_frames
 from elasticjob._runtime.contract.names import Role
 from elasticjob._runtime.contract.text import printable, with_noun
@@ -22,6 +24,10 @@ from elasticjob.cli.views.style import Painter
 
 _PYTHON = re.compile(r"python[0-9.]*")
 _THREAD = re.compile(r"^(Current t|T)hread 0x\S+( \[[^\]]*\])?[^\n]*$", re.MULTILINE)
+_POD_PATH = re.compile(
+    r'^(  File ")[^"]*?/elasticjob(?=/(_runtime|training|inprocess|frameworks|data)/)/', re.MULTILINE
+)
+_OWN_FOLDER = Path(elasticjob.__file__).parent
 AT_ONCE = 8
 NO_HANDLER = (
     "no worker of {job} can dump its stacks. Set spec.hangPolicy, for example {{progressTimeoutSeconds: 600, action:"
@@ -102,5 +108,11 @@ def _place(view: dict[str, Any], *, all_threads: bool) -> str:
     if "stacks" not in view:
         return f"writes no stacks; the state of the process is: {view.get('state', 'unknown')}"
     stacks = str(view["stacks"])
-    text = stacks if all_threads else users_frames(StackDump(0, None, 0.0, stacks).main_thread)
+    text = stacks if all_threads else users_frames(_without_our_path(StackDump(0, None, 0.0, stacks).main_thread))
     return _THREAD.sub(r"\1hread\2:", text).rstrip()
+
+
+def _without_our_path(stack: str) -> str:
+    """Return a stack in which elasticjob's files in the pod have the paths of this installation, so that they are known
+    as its own."""
+    return _POD_PATH.sub(lambda match: f"{match[1]}{_OWN_FOLDER}/", stack)

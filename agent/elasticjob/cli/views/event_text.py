@@ -18,6 +18,16 @@ def event_lines(events: Sequence[Mapping[str, Any]], painter: Painter, now: floa
     return text_table(_HEADER if with_header else (), rows) if rows else []
 
 
+def history_lines(events: Sequence[Mapping[str, Any]], painter: Painter, now: float) -> list[str]:
+    """Return the Events of one job without type and object: warnings are yellow."""
+    rows = []
+    for event in events:
+        colour = ("yellow",) if event["type"] == "Warning" else ()
+        text = " ".join(str(event.get("message", "")).split())
+        rows.append((age_text(event.get("time"), now), painter.paint(event.get("reason", ""), *colour), text))
+    return text_table((), rows, "  ")
+
+
 def _row(event: Mapping[str, Any], painter: Painter, now: float) -> tuple[str, ...]:
     warning = event["type"] == "Warning"
     times = f" (x{event['count']})" if event.get("count") else ""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from elasticjob._runtime.contract.text import printable, with_noun
-from elasticjob.cli.views.event_text import event_lines
+from elasticjob._runtime.contract.text import describe_speed, printable, with_noun
+from elasticjob.cli.views.event_text import history_lines
 from elasticjob.cli.views.job_table import percent_text, phase_text
 from elasticjob.cli.views.style import Painter
 from elasticjob.cli.views.table import text_table
@@ -29,8 +29,7 @@ def job_lines(view: View, painter: Painter, now: float) -> Iterator[str]:
     yield from _training(view, now)
     yield from _section("Conditions", _conditions(view.get("conditions", ()), painter, now), painter)
     yield from _section("Pods", _pods(view.get("pods", ()), painter, now), painter)
-    history = event_lines(view.get("history", ()), painter, now, with_header=False)
-    yield from _section("Rounds and what ended them", ["  " + line for line in history], painter)
+    yield from _section("Rounds and what ended them", history_lines(view.get("history", ()), painter, now), painter)
     yield from _section("Failures", _failures(view.get("failures", ()), painter, now), painter)
 
 
@@ -67,15 +66,16 @@ def _training(view: View, now: float) -> Iterator[str]:
     if progress := view.get("progress"):
         yield f"  progress   {_progress(progress, now)}"
     if goodput := view.get("goodput"):
-        lost = short_duration(float(goodput.get("lostSeconds") or 0))
+        seconds = float(goodput.get("lostSeconds") or 0)
+        lost = f"{seconds:.2g} s" if seconds < 10 else short_duration(seconds)
         yield f"  goodput    {percent_text(goodput.get('percent'))}, {lost} lost by faults"
     if slow := view.get("straggler"):
         own, others = float(slow.get("stepSeconds") or 0), float(slow.get("medianSeconds") or 0)
         where = f"{slow.get('pod')} on Node {slow.get('node', '-')}"
         yield f"  straggler  rank {slow.get('rank')}, {where}: {own:.3g} s a step of its own, {others:.3g} s on others"
     if moved := view.get("stateTransfer"):
-        speed = f"{moved.get('gigabytesPerSecond', 0)} GB/s"
-        yield f"  state      {int(moved.get('bytes', 0)) / 1e9:.3g} GB to rank {moved.get('rank')} at {speed}"
+        speed = describe_speed(int(moved.get("bytes") or 0), float(moved.get("seconds") or 0) or 0.001)
+        yield f"  state      rank {moved.get('rank')} got it last: {speed}"
     if view.get("warmFork"):
         yield f"  slow start {view['warmFork']}"
     for node in view.get("avoidedNodes", ()):
