@@ -50,6 +50,11 @@ def _run_parsed(arguments: Sequence[str]) -> int:
             from elasticjob.convert.main import main as convert
 
             return convert(options.manifests, output=options.output, strict=options.strict, version=options.to)
+        case "validate":
+            from elasticjob.cli.verbs.validate import validate_manifests
+            from elasticjob.cli.views.output import VerbOutput
+
+            return validate_manifests(VerbOutput(None), options.manifests)
         case "explain":
             from elasticjob.cli.verbs.explain import show_explanation
             from elasticjob.cli.views.output import VerbOutput

@@ -78,6 +78,14 @@ def _add_local(subcommands: argparse._SubParsersAction[_Parser]) -> None:
         help="API version of the ElasticJobs (default: v1alpha1; v1beta1 is a preview that no cluster serves yet)",
     )
     convert.add_argument("--strict", action="store_true", help="write nothing and exit with 1 if there is a note")
+    validate = subcommands.add_parser(
+        "validate",
+        help="check manifests as the API server does, without a cluster",
+        epilog="exit codes: 0 valid, 1 a manifest has a mistake, 64 a flag is wrong",
+    )
+    validate.add_argument(
+        "manifests", nargs="+", metavar="FILE", help="YAML file with ElasticJobs; - is standard input"
+    )
     explain = subcommands.add_parser(
         "explain",
         help="what a reason, a phase, an Event or a failure class means, and what to do",
