@@ -1,0 +1,1 @@
+"""`spec.logRules`: what the output of workers tells of the training."""
