@@ -44,6 +44,7 @@ FIXED_SUSPENDED["metadata"]["name"] = "fixed-suspended"
 FIXED_SUSPENDED["spec"]["suspend"] = True
 
 RULE = {"name": "user-error", "action": "FailJob", "onExitCodes": {"operator": "In", "values": [2]}}
+LOG_RULE = {"name": "loss", "pattern": r"step (?P<step>\d+) loss (?P<loss>\S+)"}
 DRAIN = {"name": "drain", "action": "RestartGroup", "onPodConditions": [{"type": "DisruptionTarget"}]}
 
 NEW = copy.deepcopy(GOOD)
@@ -331,6 +332,26 @@ BAD_AT_CREATE: list[tuple[str, list[Change], str]] = [
         "onExitCodes.values is empty: write at least one exit code",
     ),
     (
+        "two log rules of one name",
+        [("spec.logRules", [LOG_RULE, LOG_RULE])],
+        "logRules: two rules have the same name: write another name for one of them",
+    ),
+    (
+        "a log rule with a capital letter",
+        [("spec.logRules", [{**LOG_RULE, "name": "Loss"}])],
+        "the name of a rule must start with a letter and have only a-z, 0-9 and '-', such as iteration",
+    ),
+    (
+        "a log rule without a group",
+        [("spec.logRules", [{"name": "loss", "pattern": "loss (.*)"}])],
+        "pattern has no group with a name: write one, such as (?P<step>[0-9]+)",
+    ),
+    (
+        "a condition on a metric with two bounds",
+        [("spec.logRules", [{**LOG_RULE, "conditions": [{"metric": "loss", "above": 1, "below": 0.5}]}])],
+        "write exactly one of notFinite: true, below and above in each condition",
+    ),
+    (
         "a rule without reasons",
         [("spec.failurePolicy.rules", [{"name": "oom", "action": "Ignore", "onReasons": []}])],
         "onReasons is empty: write at least one reason, such as OOMKilled",
@@ -480,6 +501,18 @@ GOOD_AT_CREATE: list[tuple[str, list[Change]]] = [
     ("a trainer that does not restart", [("spec.template.spec.containers.0.restartPolicy", "Never")]),
     ("the older spelling of no gang", [("spec.gang", {"provider": "none"})]),
     ("one node", [("spec.elasticPolicy", ABSENT), ("spec.replicas", ABSENT)]),
+    (
+        "log rules",
+        [
+            (
+                "spec.logRules",
+                [
+                    {**LOG_RULE, "conditions": [{"metric": "loss", "notFinite": True, "action": "RestartGroup"}]},
+                    {**LOG_RULE, "name": "slow", "conditions": [{"metric": "loss", "below": 0.5, "forSeconds": 60}]},
+                ],
+            )
+        ],
+    ),
     ("the maximum as size", [("spec.replicas", ABSENT)]),
     ("one size only", [("spec.elasticPolicy", {"minReplicas": 3, "maxReplicas": 3, "replicaIncrementStep": 7})]),
     ("the largest size", [("spec.elasticPolicy.maxReplicas", 4096), ("spec.replicas", 4096)]),

@@ -21,6 +21,7 @@ from elasticjob._runtime.agent.monitoring.progress import hangs
 from elasticjob._runtime.agent.monitoring.progress.hang_guard import HangGuard
 from elasticjob._runtime.agent.monitoring.progress.hangs import HangMonitor, StackDump, dump_stacks, farthest_behind
 from elasticjob._runtime.agent.monitoring.progress.worker_progress import ProgressReport
+from elasticjob._runtime.agent.reporting.log_watch import LogWatch
 from elasticjob._runtime.agent.state_machine.effects import FreezeWorkers
 from elasticjob._runtime.agent.state_machine.events import HangGuarded, ProgressTimedOut
 from elasticjob._runtime.agent.state_machine.state import AgentRound, AgentState
@@ -313,6 +314,7 @@ class GuardedWorkers:
 
     def __init__(self, guard: HangGuard | None, last_steps: Sequence[float]) -> None:
         self.guard = guard
+        self.log_watch = LogWatch("pod")
         self._last_steps = last_steps
 
     def last_steps(self) -> Sequence[float]:

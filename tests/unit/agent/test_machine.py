@@ -36,6 +36,7 @@ from elasticjob._runtime.agent.state_machine.events import (
     LastStepMissed,
     LauncherReady,
     LeaveTimedOut,
+    LogConditionMet,
     NodeUnhealthy,
     ProgressTimedOut,
     Received,
@@ -655,6 +656,32 @@ def test_a_hang_that_does_not_end_the_round_is_reported_with_stacks() -> None:
     ended, effects = play(Received(END), StackReport(R1, HUNG), state=state)
     assert effects == [[StopWorkers(0.5)], []], "the stacks were requested before the round ended"
     assert greeting(play(AllWorkersStopped(1001), state=ended)[0])[1:] == (WorkersStopped(R1, 1001),)
+
+
+# ---- conditions of log rules -----------------------------------------------------------------------------------------
+
+MET = Failure(FailureClass.USER_ERROR, "pod-0", 12.0, rank=4, message="loss is nan at step 6", log_rule="steps")
+
+
+def test_a_condition_that_is_met_ends_the_round_as_a_failure_of_the_worker() -> None:
+    state, effects = play(LogConditionMet(R1, MET, ends_round=True), state=running())
+    assert effects == [[Send(WorkersFailed(R1, MET)), StopWorkers(1.0)]]
+    assert (state.phase, state.member, state.failure) == (AgentPhase.STOPPING, MemberState.FAILED, MET)
+
+
+def test_a_condition_that_is_only_reported() -> None:
+    state, effects = play(LogConditionMet(R1, MET, ends_round=False), state=running())
+    assert effects == [[Send(WorkersStalled(R1, MET))]]
+    assert (state.phase, state.failure) == (AgentPhase.RUNNING, None)
+    assert greeting(state)[1:] == (WorkersStalled(R1, MET),), "the next store learns of it too"
+
+
+@pytest.mark.parametrize("ends_round", [True, False])
+def test_a_condition_counts_only_while_the_workers_of_its_round_run(ends_round: bool) -> None:
+    met = LogConditionMet(R1, MET, ends_round)
+    assert play(CutOff(), met, state=running())[1][1] == []
+    assert play(Received(END), met, state=running())[1][1] == []
+    assert play(replace(met, round=R2), state=running())[1] == [[]]
 
 
 # ---- cut off ---------------------------------------------------------------------------------------------------------

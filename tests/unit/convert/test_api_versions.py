@@ -54,6 +54,8 @@ def values(schema: Raw, path: str = "") -> st.SearchStrategy[Any]:
             return st.lists(values(schema["items"], f"{path}[]"), max_size=1 if one else 2)
         case "integer":
             return st.integers(schema.get("minimum", 0), min(schema.get("maximum", 2**31), 2**31))
+        case "number":
+            return st.floats(schema["minimum"], schema["maximum"])
         case "boolean":
             return st.booleans()
     return st.text(min_size=1, max_size=min(schema.get("maxLength", 8), 8))

@@ -122,6 +122,17 @@ def test_a_pod_that_a_rule_fails_the_job_for_has_no_successor() -> None:
     assert events_of(p, warning=True) == ["WorkerFailed", "FailurePolicyMatched", "FailurePolicyRule"]
 
 
+def test_a_log_rule_that_fails_the_job_is_named() -> None:
+    cause = failure(exit_code=None, exception="", message="loss is nan at step 6", log_rule="steps", ends_job=True)
+    ended = round_ended(1, failure=cause, rule="logRules/steps", action=FailureAction.FAIL_JOB, charged=False)
+    p = run(steady(last_report=gathering(worker(0), worker(1), rounds=1, ended_rounds=(ended,))))
+    target = conditions_of(p)["FailureTarget"]
+    assert target["reason"] == "FailurePolicyRule"
+    for part in ("log rule steps matched: rank 0 in bert-0-0 on n1 failed: LogRule: loss is nan", "spec.logRules"):
+        assert part in target["message"]
+    assert status_of(p)["lastFailure"]["rule"] == "logRules/steps"
+
+
 # ---- rounds ------------------------------------------------------------------------------------------------------
 
 

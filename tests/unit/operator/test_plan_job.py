@@ -908,6 +908,22 @@ def test_a_hang_with_action_event_is_reported_once_and_not_charged() -> None:
     assert events_of(run(replace(observed, job=job(status=known), link=link(later)))) == ["HangDetected"]
 
 
+def test_a_condition_of_a_log_rule_that_is_only_reported() -> None:
+    met = failure(exit_code=None, exception="", message="loss is nan at step 6", log_rule="steps")
+    p = run(steady(last_report=replace(report(worker(0), worker(1)), stall=met)))
+    status_ = status_of(p)
+    assert (status_["lastFailure"]["class"], status_["lastFailure"]["reason"]) == ("UserError", "LogRule")
+    assert (status_["restarts"], p.actions) == (0, ())
+    (event,) = [e for e in p.event_records if e.warning]
+    assert event.reason == "LogRuleMatched"
+    assert event.message == (
+        "rank 0 in bert-0-0 on n1 failed: LogRule: loss is nan at step 6; workers are not restarted because the "
+        "condition's action is Event"
+    )
+    again = run(steady(last_report=replace(report(worker(0), worker(1)), stall=met), **status_))
+    assert events_of(again, warning=True) == []
+
+
 def test_warm_fork_off_is_reported_once_per_reason() -> None:
     off = replace(
         report(worker(0), worker(1)), fork_disabled_reason="a forked process hung: why", fork_disabled_nodes=1

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from elasticjob._runtime.contract.failures.failure_rules import parse_rules
+from elasticjob._runtime.contract.log_rules.rules import decode_log_rules
 from elasticjob._runtime.contract.messages import HangAction, RestartStrategy, RoundSettings, SuccessPolicy
 from elasticjob._runtime.contract.names import Backend, TrainerIntegration
 from elasticjob_operator.model.job.spec import CleanPods, GangProvider, JobSpec, Placement, PodReplacement, parse_spec
@@ -18,6 +19,7 @@ from support.operator.build import raw_job
 
 CRD = read_yaml(Path(__file__).resolve().parents[3] / "crds/elasticjobs.in.yaml")
 RULES = [{"name": "oom", "action": "FailJob", "onReasons": ["OOMKilled"]}]
+LOG_RULES = [{"name": "loss", "pattern": r"loss (?P<loss>\S+)", "conditions": [{"metric": "loss", "above": 9}]}]
 RESOURCES = {"limits": {"memory": "1Gi"}}
 TOLERATIONS = [{"key": "pool", "operator": "Exists"}]
 
@@ -56,6 +58,7 @@ FIELDS: list[tuple[str, Any, str, Any]] = [
     ("failurePolicy.avoidNodeSeconds", 123, "avoid_node", 123),
     ("hangPolicy.progressTimeoutSeconds", 24, "progress_timeout", 24),
     ("hangPolicy.action", "Event", "hang_action", HangAction.EVENT),
+    ("logRules", LOG_RULES, "log_rules", decode_log_rules(LOG_RULES)),
     ("successPolicy", "Any", "success_policy", SuccessPolicy.ANY),
     ("waitForMinSeconds", 25, "wait_for_min", 25),
     ("suspend", True, "suspend", True),
@@ -120,5 +123,6 @@ def test_rounds_have_the_settings_of_the_spec() -> None:
         stop_grace=17.0, graceful_shutdown=11.0, keep_alive_interval=15.0, keep_alive_max_attempts=16,
         scale_up_stabilization=7.0, progress_timeout=24.0, hang_action=HangAction.EVENT, increment=2,
         restart_window=19.0, backoff=20.0, max_backoff=21.0, failure_rules=parse_rules(RULES),
-        restart_strategy=RestartStrategy.RECREATE, success_policy=SuccessPolicy.ANY,
+        log_rules=decode_log_rules(LOG_RULES), restart_strategy=RestartStrategy.RECREATE,
+        success_policy=SuccessPolicy.ANY,
     )  # fmt: skip

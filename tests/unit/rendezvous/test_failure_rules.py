@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from elasticjob._runtime.contract.failures.failure_rules import FailureAction, FailureRule
+from elasticjob._runtime.contract.log_rules.rules import LogCondition, LogRule
 from elasticjob._runtime.contract.messages import (
     EndReason,
     Failure,
@@ -102,6 +103,35 @@ def test_a_rule_may_keep_hangs_from_counting() -> None:
     job = job_of(0, 1, max_restarts=0, failure_rules=(rule,))
     assert ended_by(job, kind=FailureClass.HANG, message="no progress").rule == "hang"
     assert job.start_of(0).round.number == 2
+
+
+MET = {"message": "loss is nan at step 6", "log_rule": "steps"}
+
+
+def test_a_log_rule_that_fails_the_job_comes_before_the_rules() -> None:
+    rule = FailureRule("log", FailureAction.IGNORE, reasons=("LogRule",))
+    job = job_of(0, 1, failure_rules=(rule,))
+    ended = ended_by(job, **MET, ends_job=True)
+    assert (ended.rule, ended.action, ended.charged) == ("logRules/steps", FailureAction.FAIL_JOB, False)
+    message = "log rule steps matched: rank 1 in j-1-0 failed: LogRule: loss is nan at step 6"
+    assert job.finished(0) == Finish(Outcome.FAILED, "FailurePolicyRule", message)
+
+
+@pytest.mark.parametrize(
+    ("rules", "rule"),
+    [((), ""), ((FailureRule("log", FailureAction.RESTART_GROUP, reasons=("LogRule",)),), "log"), ((FAILS,), "")],
+)
+def test_a_log_rule_that_restarts_the_group_is_charged(rules: tuple[FailureRule, ...], rule: str) -> None:
+    job = job_of(0, 1, failure_rules=rules)
+    ended = ended_by(job, **MET)
+    assert (ended.rule, ended.charged) == (rule, True)
+    assert job.start_of(0).round.number == 2
+
+
+def test_agents_get_the_log_rules_with_their_round() -> None:
+    rules = (LogRule("steps", r"step (?P<step>\d+)", conditions=(LogCondition("step", above=5.0),)),)
+    job = job_of(0, 1, log_rules=rules)
+    assert job.start_of(0).log_rules == job.start_of(1).log_rules == rules
 
 
 REPLACING = [FailureAction.REPLACE_POD, FailureAction.REPLACE_POD_AND_AVOID_NODE]

@@ -212,7 +212,7 @@ class Agent:
         self._deadlines = WorkerDeadlines(self._loop.time, workers.progress.set_deadline)
         self._monitors = RoundMonitors(
             workers,
-            lambda: workers.progress.training() or self._status_requests.training(),
+            lambda: workers.progress.training() or self._status_requests.training() or workers.log_watch.training(),
             processes=config.processes,
             step_time_window=config.step_time_window,
             state=lambda: self._state,

@@ -42,8 +42,9 @@ from elasticjob._runtime.contract.messages import (
 from elasticjob._runtime.control_link.link import ControlLink, LinkRole
 from elasticjob._runtime.rendezvous import standby_store
 from elasticjob._runtime.rendezvous.event_batch import Settled
-from elasticjob._runtime.rendezvous.observations import lost_time, recovery_times, stragglers
+from elasticjob._runtime.rendezvous.observations import lost_time, recovery_times, stragglers, training_reports
 from elasticjob._runtime.rendezvous.observations.report import build_report
+from elasticjob._runtime.rendezvous.observations.training_reports import KeptReport
 from elasticjob._runtime.rendezvous.rounds import rounds
 from elasticjob._runtime.rendezvous.state import (
     AgentDisconnected,
@@ -103,7 +104,7 @@ class Coordinator:
     """Runs until the next report may be made."""
     _report_waits: bool = False
     """Whether something has changed since the last report was made."""
-    _progress: TrainingProgress | None = None
+    _progress: KeptReport | None = None
     _progress_at: float = 0.0
     """When a report may be sent for the training's progress alone."""
     _progress_timer: asyncio.TimerHandle | None = None
@@ -221,8 +222,10 @@ class Coordinator:
     def _record_progress(self, agent_id: str, progress: TrainingProgress) -> None:
         # Not an event for the rules, as above.
         round_ = self.state.round
-        if round_ is not None and round_.id == progress.round and agent_id in round_.members:
-            now, self._progress = time.monotonic(), progress
+        if round_ is None or round_.id != progress.round or agent_id not in round_.members:
+            return
+        if training_reports.counts(self._progress, progress, agent_id):
+            now, self._progress = time.monotonic(), KeptReport(progress, agent_id)
             self._lost_time = lost_time.track_step(self._lost_time, progress, now)
             self._report_change(now)
 
@@ -279,7 +282,8 @@ class Coordinator:
         recovery = self._outage.recovery if self._outage else None
         straggler = stragglers.current_straggler(self._straggler_tracker, self.state)
         lost = self._lost_time.lost
-        return build_report(self.state, now, recovery, straggler, self._progress, lost, self._state_transfer)
+        progress = self._progress.progress if self._progress is not None else None
+        return build_report(self.state, now, recovery, straggler, progress, lost, self._state_transfer)
 
     def _report_change(self, now: float) -> None:
         """Send the operators a report if it has changed: the first change at once, those that follow it together."""

@@ -36,6 +36,7 @@ MOVES = (
     FieldMove("preload", "workers.preload"),
     FieldMove("stopGraceSeconds", "workers.stopGraceSeconds"),
     FieldMove("trainerIntegration", "workers.trainerIntegration"),
+    FieldMove("logRules", "workers.logRules"),
     FieldMove("restartStrategy", "failurePolicy.restartStrategy"),
     FieldMove("hangPolicy", "failurePolicy.hang"),
     FieldMove("successPolicy", "successPolicy.operator"),

@@ -14,6 +14,7 @@ from elasticjob._runtime.contract.commands.python_command import expand_variable
 from elasticjob._runtime.contract.commands.torchrun_command import CommandError
 from elasticjob._runtime.contract.commands.worker_count import WorkerCount, count_workers, quantity, requested_devices
 from elasticjob._runtime.contract.failures.failure_rules import FailureRule, parse_rules
+from elasticjob._runtime.contract.log_rules.rules import LogRule, LogRuleError, decode_log_rules
 from elasticjob._runtime.contract.messages import (
     HangAction,
     RestartStrategy,
@@ -120,6 +121,8 @@ class JobSpec:
     """Attempts to start pods that may fail in a row before the job fails."""
     failure_rules: tuple[FailureRule, ...] = ()
     """In order; the first one that matches a failure applies."""
+    log_rules: tuple[LogRule, ...] = ()
+    """What agents look for in the output of workers; empty if one of the rules is refused."""
     avoid_node: int = 86400
     """How long the operator avoids an unhealthy node, or one that a failure rule names: a day, for its repair. A first
     suspicion does not count."""
@@ -180,6 +183,7 @@ class JobSpec:
             backoff=float(self.backoff),
             max_backoff=float(self.max_backoff),
             failure_rules=self.failure_rules,
+            log_rules=self.log_rules,
             success_policy=self.success_policy,
             scale_up_stabilization=float(self.scale_up_stabilization),
         )
@@ -211,6 +215,11 @@ def read_spec(raw: Raw) -> tuple[JobSpec, str]:
         workers = _workers(at(raw, "nprocPerNode"), trainer, backend)
     except SpecError as invalid:
         error = str(invalid)
+    log_rules: tuple[LogRule, ...] = ()
+    try:
+        log_rules = decode_log_rules(at(raw, "logRules"))
+    except LogRuleError as invalid_rule:
+        error = error or f"spec.logRules: {invalid_rule}"
     spec = JobSpec(
         target=allowed_size(target, low, increment),
         min_replicas=low,
@@ -247,6 +256,7 @@ def read_spec(raw: Raw) -> tuple[JobSpec, str]:
             1, integer(raw, "failurePolicy", "maxStartFailures", default=JobSpec.max_start_failures)
         ),
         failure_rules=parse_rules(at(raw, "failurePolicy", "rules")),
+        log_rules=log_rules,
         avoid_node=max(0, integer(raw, "failurePolicy", "avoidNodeSeconds", default=JobSpec.avoid_node)),
         progress_timeout=max(0, integer(raw, "hangPolicy", "progressTimeoutSeconds")),
         hang_action=_choice(text(raw, "hangPolicy", "action"), HangAction.RESTART_GROUP),

@@ -216,7 +216,7 @@ def _record_start(ctx: ReconcileContext, budget: Budget, starts: StartAttempts) 
 
 
 def _record_stall(ctx: ReconcileContext, budget: Budget) -> Budget:
-    """Record a hang that ends no round (hangPolicy.action Event) once per stall, whatever failed since."""
+    """Record a hang or a line of output that ends no round (action Event) once, whatever failed since."""
     stall = ctx.report.stall if ctx.report else None
     if stall is None:
         return budget
@@ -224,8 +224,11 @@ def _record_stall(ctx: ReconcileContext, budget: Budget) -> Budget:
     identity = ("time", "pod", "class")
     if any(all(known.get(n) == record[n] for n in identity) for known in objects(ctx.status.raw, "recentFailures")):
         return budget
-    message = f"{failures.describe_record(record)}; workers are not restarted because hangPolicy.action is Event"
-    event = EventRecord("HangDetected", message, key=f"{stall.pod}/{stall.time:.3f}", warning=True)
+    in_log = bool(stall.log_rule)
+    why = "the condition's action" if in_log else "hangPolicy.action"
+    message = f"{failures.describe_record(record)}; workers are not restarted because {why} is Event"
+    reason = "LogRuleMatched" if in_log else "HangDetected"
+    event = EventRecord(reason, message, key=f"{stall.pod}/{stall.time:.3f}", warning=True)
     return budget.record(record, event)
 
 

@@ -7,7 +7,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from elasticjob._runtime.contract.failures.failure_rules import FailureAction, FailureRule, first_match, shell_exit_code
+from elasticjob._runtime.contract.failures.failure_rules import (
+    FailureAction,
+    FailureRule,
+    describe_rule,
+    first_match,
+    shell_exit_code,
+)
 from elasticjob_operator.actions import EventRecord
 from elasticjob_operator.model.cluster.pods import Pod
 from elasticjob_operator.model.job.status import RULE_MATCHED, AvoidedNode
@@ -64,6 +70,6 @@ def matched_event(outage: str, record: dict[str, Any], rule: MatchedRule) -> Eve
     cause = describe_record(record)
     code = f"exit code {record.get('exitCode')}"
     code = f" ({code})" if "exitCode" in record and code not in cause else ""
-    message = f"failurePolicy rule {rule.name} matched: {cause}{code}; {_CONSEQUENCES[rule.action]}"
+    message = f"{describe_rule(rule.name)} matched: {cause}{code}; {_CONSEQUENCES[rule.action]}"
     key = f"{rule.name}/{outage}/{record.get('pod', '')}"
     return EventRecord(RULE_MATCHED, message, key=key, warning=True)

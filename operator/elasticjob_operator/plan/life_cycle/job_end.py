@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from elasticjob._runtime.contract.failures.failure_rules import describe_rule
 from elasticjob._runtime.contract.messages import FailureClass, HangAction, Outcome, SuccessPolicy
 from elasticjob._runtime.contract.names import FINAL_EXCEPTIONS
 from elasticjob._runtime.contract.text import with_noun
@@ -130,7 +131,8 @@ def _failed(ctx: ReconcileContext, budget: Budget) -> JobOutcome:
         message = f"training hung and hangPolicy.action is FailJob{cause}. {advice}"
         return JobOutcome(False, "FailurePolicyRule", message, ctx.now, record)
     if (matched := _matched_rule(ctx, budget)) is not None:
-        advice = _advise("correct the cause, or change spec.failurePolicy.rules")
+        changed = "spec.logRules" if matched.startswith("log rule") else "spec.failurePolicy.rules"
+        advice = _advise(f"correct the cause, or change {changed}")
         message = f"{matched}. The rule has the action FailJob. {advice}"
         return JobOutcome(False, "FailurePolicyRule", message, ctx.now, record)
     if (final := FINAL_EXCEPTIONS.get(str(record.get("exception", "")) if record else "")) is not None:
@@ -149,7 +151,7 @@ def _matched_rule(ctx: ReconcileContext, budget: Budget) -> str | None:
     If the store was lost after it had declared the outcome, the nodes' termination messages have its sentence.
     """
     if (record := budget.failed_by_rule) is not None:
-        return f"failurePolicy rule {record['rule']} matched: {failures.describe_record(record)}"
+        return f"{describe_rule(record['rule'])} matched: {failures.describe_record(record)}"
     ends = (p.end.termination for p in ctx.observed.workers if p.end is not None and p.end.termination is not None)
     declared = (t for t in ends if t.outcome is Outcome.FAILED and t.reason == "FailurePolicyRule")
     return next((t.message for t in declared), None)

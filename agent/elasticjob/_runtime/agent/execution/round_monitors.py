@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -11,6 +12,7 @@ from elasticjob._runtime.agent.monitoring.progress.hangs import HangMonitor
 from elasticjob._runtime.agent.monitoring.progress.step_times import StepTimeMonitor
 from elasticjob._runtime.agent.monitoring.progress.training_reports import TrainingReports
 from elasticjob._runtime.agent.monitoring.progress.worker_progress import ProgressReport
+from elasticjob._runtime.agent.reporting.log_watch import LogWatch, MetCondition
 from elasticjob._runtime.agent.state_machine import events
 from elasticjob._runtime.agent.state_machine.events import AgentEvent
 from elasticjob._runtime.agent.state_machine.state import AgentState
@@ -24,6 +26,9 @@ class MonitoredWorkers(Protocol):
 
     @property
     def guard(self) -> HangGuard | None: ...
+
+    @property
+    def log_watch(self) -> LogWatch: ...
 
     def last_steps(self) -> Sequence[float]: ...
 
@@ -56,6 +61,8 @@ class RoundMonitors:
         self._hangs = HangMonitor(workers.last_steps, self._progress_timed_out)
         self._step_times = StepTimeMonitor(workers.heartbeats, self._send_step_times, step_time_window)
         self._training = TrainingReports(training, send)
+        workers.log_watch.on_step = self._training.start
+        workers.log_watch.on_condition = self._condition_met
 
     def watch_for_hangs(self, start: StartRound) -> None:
         """Watch the workers of a round from now on: that they continue to make steps."""
@@ -82,6 +89,7 @@ class RoundMonitors:
         self._hangs.stop()
         self._step_times.stop()
         self._training.stop()
+        self._workers.log_watch.end_round()
 
     # ---- what the workers report about hangs -------------------------------------------------------------------------
 
@@ -105,6 +113,11 @@ class RoundMonitors:
     def _progress_timed_out(self) -> None:
         if (round_id := self._state().round) is not None:
             self._dispatch(events.ProgressTimedOut(round_id))
+
+    def _condition_met(self, met: MetCondition) -> None:
+        # Lines are also read while the agent handles the end of a worker, which is decided first.
+        event = events.LogConditionMet(met.round, met.failure, met.ends_round)
+        asyncio.get_running_loop().call_soon(self._dispatch, event)
 
     def _send_step_times(self, step_seconds: float, own_seconds: tuple[float, ...]) -> None:
         if (round_id := self._state().round) is not None:

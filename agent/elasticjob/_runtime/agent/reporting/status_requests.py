@@ -14,10 +14,10 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 
+from elasticjob._runtime.agent.reporting.reported_training import ReportedStep, ReportedTraining
 from elasticjob._runtime.contract import codec
 from elasticjob._runtime.contract.messages import Metric, TrainingProgress
 from elasticjob._runtime.contract.names import Env, RoundId, TrainerIntegration
@@ -56,18 +56,6 @@ _REASONS = {
 """Why a request is dropped, by the status of its answer."""
 
 
-@dataclass(frozen=True)
-class ReportedStep:
-    """What one request says of the training."""
-
-    step: int | None
-    """None: it names none, as the first and the last one of a Trainer."""
-    total: int | None
-    done: bool
-    """Whether the training is complete: its step is the total."""
-    metrics: tuple[Metric, ...]
-
-
 def parse_report(body: bytes) -> ReportedStep:
     """Read the body of a request. ValueError if it is not one of Kubeflow's status."""
     try:
@@ -88,34 +76,6 @@ def _steps(text: str | None) -> int | None:
     if not 0 <= number <= _MAX_STEP:
         raise ValueError("no number of steps")
     return int(number)
-
-
-class ReportedTraining:
-    """The training of a round, from what requests say of it. Pure."""
-
-    def __init__(self, round_id: RoundId) -> None:
-        self.round = round_id
-        self._total: int | None = None
-        self._first: tuple[int, float] | None = None
-        self._last: tuple[int, float] | None = None
-        self._metrics: tuple[Metric, ...] = ()
-
-    def add(self, report: ReportedStep, now: float) -> None:
-        """Take a report that came at `now`, in seconds."""
-        self._total = self._total if report.total is None else report.total
-        self._metrics = report.metrics or self._metrics
-        step = self._total if report.done and report.step is None else report.step
-        if step is not None:
-            self._first, self._last = self._first or (step, now), (step, now)
-
-    @property
-    def progress(self) -> TrainingProgress | None:
-        """What is known; None before the first step."""
-        if self._first is None or self._last is None:
-            return None
-        steps, seconds = self._last[0] - self._first[0], self._last[1] - self._first[1]
-        step_seconds = round(seconds / steps, 6) if steps > 0 and seconds > 0 else None
-        return TrainingProgress(self.round, self._last[0], self._total, step_seconds, self._metrics)
 
 
 class StatusRequests:

@@ -295,13 +295,15 @@ class WorkerPipe:
         sink: OutputSink | None,
         tail: Tail | None = None,
         file: FileSink | None = None,
+        watch: Callable[[Sequence[OutputLine]], None] | None = None,
     ) -> None:
-        """`sink` gets lines with the prefix, `file` the bytes unchanged, `tail` the last lines."""
+        """`sink` gets lines with the prefix, `file` the bytes unchanged, `tail` the last lines, `watch` all lines."""
         self._descriptor = descriptor
         self._prefix = prefix.encode()
         self._sink = sink
         self._file = file
         self._tail = tail
+        self._watch = watch
         self._lines = LineSplitter()
         self._open = True
         self._loop = asyncio.get_running_loop()
@@ -316,10 +318,10 @@ class WorkerPipe:
         found = os.fstat(self._descriptor)
         return found.st_dev, found.st_ino
 
-    def begin_round(self, prefix: str, tail: Tail) -> None:
-        """Use another prefix and tail for what the same process writes from now on."""
+    def begin_round(self, prefix: str, tail: Tail, watch: Callable[[Sequence[OutputLine]], None]) -> None:
+        """Use another prefix, tail and watch for what the same process writes from now on."""
         self.drain()
-        self._prefix, self._tail = prefix.encode(), tail
+        self._prefix, self._tail, self._watch = prefix.encode(), tail, watch
 
     def drain(self) -> None:
         """Read all that is in the pipe now, but not what is added later.
@@ -389,5 +391,7 @@ class WorkerPipe:
     def _take_lines(self, lines: list[OutputLine]) -> None:
         if self._tail is not None:
             self._tail.feed_all(lines)
+        if self._watch is not None and lines:
+            self._watch(lines)
         if self._sink is not None and lines:
             self._sink.put(b"".join(b"%s%s\n" % (self._prefix, line.text) for line in lines))

@@ -30,6 +30,7 @@ from elasticjob._runtime.agent.state_machine.endings.leaving import leave_on_sig
 from elasticjob._runtime.agent.state_machine.endings.outcomes import assert_never
 from elasticjob._runtime.agent.state_machine.endings.worker_ends import (
     cut_off,
+    log_condition_met,
     progress_timed_out,
     stacks_dumped,
     worker_ended,
@@ -44,6 +45,7 @@ from elasticjob._runtime.agent.state_machine.events import (
     LastStepMissed,
     LauncherReady,
     LeaveTimedOut,
+    LogConditionMet,
     NodeUnhealthy,
     ProgressTimedOut,
     Received,
@@ -125,6 +127,8 @@ def decide(state: AgentState, event: AgentEvent) -> AgentDecision:
             return progress_timed_out(state, round_id)
         case StackReport(round_id, failure):
             return stacks_dumped(state, round_id, failure)
+        case LogConditionMet(round_id, failure, ends_round):
+            return log_condition_met(state, round_id, failure, ends_round=ends_round)
         case NodeUnhealthy(failure):
             return leave_unhealthy(state, failure)
         case CutOff():

@@ -116,6 +116,16 @@ class StackReport:
 
 
 @dataclass(frozen=True)
+class LogConditionMet:
+    """The output of a worker has met a condition of spec.logRules."""
+
+    round: RoundId
+    failure: Failure
+    ends_round: bool
+    """False: it is only reported."""
+
+
+@dataclass(frozen=True)
 class AllResultsEnded:
     """In a stop, no worker of the round counts a step any more, and some wait for `LeaveCollectives`."""
 
@@ -168,6 +178,7 @@ AgentEvent: TypeAlias = (
     | StateLost
     | ProgressTimedOut
     | StackReport
+    | LogConditionMet
     | NodeUnhealthy
     | CutOff
     | SignalReceived

@@ -8,6 +8,7 @@ import time
 from elasticjob._runtime.agent.monitoring.progress.hang_guard import HangGuard, guard_of
 from elasticjob._runtime.agent.monitoring.progress.hangs import StackDump, dump_stacks, farthest_behind
 from elasticjob._runtime.agent.monitoring.progress.worker_progress import ProgressReport, WorkerProgress
+from elasticjob._runtime.agent.reporting.log_watch import LogWatch
 from elasticjob._runtime.agent.workers.process_table import ProcessTable
 from elasticjob._runtime.agent.workers.round_times import RoundTimes
 from elasticjob._runtime.agent.workers.worker_process import IN_ROUND
@@ -20,17 +21,21 @@ log = logging.getLogger(__name__)
 class RoundMonitor:
     """Call `begin_round` when a round starts."""
 
-    def __init__(self, pod: str, table: ProcessTable, progress: WorkerProgress, times: RoundTimes) -> None:
+    def __init__(
+        self, pod: str, table: ProcessTable, progress: WorkerProgress, times: RoundTimes, log_watch: LogWatch
+    ) -> None:
         self._pod = pod
         self._table = table
         self._progress = progress
         self._times = times
+        self._log_watch = log_watch
         self._has_hang_policy = False
         self._guarded: dict[int, Guarded] = {}
         """What the round's workers have reported of time-outs on which torch does not act, by process id."""
 
     def begin_round(self, start: StartRound) -> None:
         self._has_hang_policy, self._guarded = start.progress_timeout > 0, {}
+        self._log_watch.begin_round(start)
 
     def guard_reported(self, pid: int, message: Guarded) -> None:
         """Record a worker's report of such a time-out; `guard` may change."""
@@ -51,6 +56,8 @@ class RoundMonitor:
 
         A worker is monitored from its first step on. A process that trained before is so from the start of a later
         round: it gets as much time to begin as the longest of all starts so far, and has made a step then.
+
+        Where no worker has any of these, the time of the last step in the output of all of them (`spec.logRules`).
         """
         last = {heartbeat.local_rank: heartbeat.time for heartbeat in self.heartbeats()}
         if self._times.longest_start is not None:
@@ -58,6 +65,8 @@ class RoundMonitor:
             for rank in (w.local_rank for w in self._table.workers(IN_ROUND).values() if w.trained):
                 if not self._progress.made_step(rank) and self._progress.began(rank) is None:
                     last[rank] = begins
+        if not last and self._log_watch.last_step is not None and self._table.workers(IN_ROUND):
+            return (self._log_watch.last_step.time,)
         return tuple(last.values())
 
     async def dump_stacks(self) -> Failure | None:
@@ -66,11 +75,13 @@ class RoundMonitor:
         workers = self._table.workers(IN_ROUND)
         running = {self._progress.pid(worker.local_rank) or pid: worker for pid, worker in workers.items()}
         stacks = await dump_stacks({pid: worker.stack_dump_file for pid, worker in running.items()})
+        in_log = self._log_watch.last_step
         dumps = []
         for pid, worker in running.items():
             heartbeat = last.get(worker.local_rank)
-            step, age = (heartbeat.step, now - heartbeat.time) if heartbeat else (None, now - self._times.started_at)
-            dumps.append(StackDump(worker.rank, step, age, stacks[pid]))
+            since = heartbeat.time if heartbeat else in_log.time if in_log else self._times.started_at
+            step, age, log_step = heartbeat.step if heartbeat else None, now - since, in_log.step if in_log else None
+            dumps.append(StackDump(worker.rank, step, age, stacks[pid], log_step))
             text = stacks[pid].rstrip() or "(no stack dump: the process is stopped, or does not handle the signal)"
             log.info("rank %d, %.1f s after step %s:\n%s", worker.rank, age, "-" if step is None else step, text)
         behind = farthest_behind(dumps)

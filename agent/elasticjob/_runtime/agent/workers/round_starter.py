@@ -172,8 +172,9 @@ class RoundStarter:
                 before, round=start.round, rank=rank, error_file=error_file, tails=tails,
                 was_prestarted=before.was_prestarted or before.round.is_prestarted,
             )  # fmt: skip
+            watch = self._files.watch(start.round, before.local_rank)
             for stream, pipe, tail in zip((STDOUT, STDERR), before.pipes, tails, strict=True):
-                pipe.begin_round(self._files.line_prefix(before.local_rank, rank, stream), tail)
+                pipe.begin_round(self._files.line_prefix(before.local_rank, rank, stream), tail, watch)
             self._table.set_worker(pid, worker)
             if self._restartable.call_again(pid, start.round, self._files.worker_env(start, worker)):
                 self._table.apply(pid, ProcessEvent.CALL)

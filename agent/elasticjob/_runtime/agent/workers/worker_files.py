@@ -6,15 +6,18 @@ import asyncio
 import os
 import shutil
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 from elasticjob._runtime.agent.config import AgentConfig
 from elasticjob._runtime.agent.reporting.log_options import STDERR, STDOUT, LogOptions
+from elasticjob._runtime.agent.reporting.log_watch import LogWatch
 from elasticjob._runtime.agent.reporting.worker_output import (
     FILE_TIMEOUT,
     DescriptorSink,
     FileSink,
+    OutputLine,
     OutputSink,
     Tail,
     WorkerPipe,
@@ -32,7 +35,7 @@ class WorkerFiles:
 
     def __init__(
         self, config: AgentConfig, scratch: Path, sinks: tuple[OutputSink, OutputSink], agent_socket: str,
-        restart_socket: str,
+        restart_socket: str, log_watch: LogWatch,
     ) -> None:  # fmt: skip
         """`sinks`: for stdout and stderr. The sockets: where a worker reports its progress, and where it is called."""
         self._config = config
@@ -40,6 +43,7 @@ class WorkerFiles:
         self._sinks = sinks
         self._agent_socket = agent_socket
         self._restart_socket = restart_socket
+        self._log_watch = log_watch
         self._folders: set[Path] = set()
         """Folders of workers, of this round and of processes that stay."""
         self._open: list[Worker] = []
@@ -101,6 +105,7 @@ class WorkerFiles:
             if worker.pipes not in needed:
                 worker.close()
         self._open = [worker for worker in self._open if worker.pipes in needed]
+        self._log_watch.log_unmatched()
 
     def delete_folders(self, needed_by: Iterable[Worker]) -> None:
         """Delete the folders of all other workers. Those of a process that stays are of several rounds."""
@@ -132,6 +137,10 @@ class WorkerFiles:
             return ""
         return options.line_prefix(role=self._role, local_rank=local_rank, rank=rank, hostname=host)
 
+    def watch(self, round_id: RoundId, local_rank: int) -> Callable[[Sequence[OutputLine]], None]:
+        """Return what takes the lines that a worker writes in this round."""
+        return partial(self._log_watch.feed, round_id, local_rank)
+
     async def finish_logs(self) -> None:
         """Wait until the workers' log files are written; for at most FILE_TIMEOUT in total, since storage may hang."""
         await asyncio.to_thread(wait_for_files, self._logs, FILE_TIMEOUT)
@@ -159,7 +168,8 @@ class WorkerFiles:
         if logs.to_file(local_rank, stream):
             file = FileSink(logs.path(config.pod, str(round_id), local_rank, stream))
             self._logs = [*(other for other in self._logs if other.writing), file]
-        return WorkerPipe(descriptor, self.line_prefix(local_rank, rank, stream), sink, tail, file)
+        prefix, watch = self.line_prefix(local_rank, rank, stream), self.watch(round_id, local_rank)
+        return WorkerPipe(descriptor, prefix, sink, tail, file, watch)
 
 
 def _two_pipes() -> tuple[tuple[int, int], tuple[int, int]]:

@@ -16,6 +16,7 @@ from elasticjob._runtime.agent.monitoring.exits.worker_exits import script_succe
 from elasticjob._runtime.agent.monitoring.progress.hang_guard import HangGuard
 from elasticjob._runtime.agent.monitoring.progress.worker_progress import WorkerProgress
 from elasticjob._runtime.agent.processes import has_ended, reap, signal_group
+from elasticjob._runtime.agent.reporting.log_watch import LogWatch
 from elasticjob._runtime.agent.reporting.worker_output import OutputSink
 from elasticjob._runtime.agent.start_workers.launcher import Launcher
 from elasticjob._runtime.agent.workers.exit_evidence import ExitEvidence, likely_cause_first
@@ -65,6 +66,7 @@ class WorkerGroup:
         self._config = config
         self._launcher = launcher
         self.progress = WorkerProgress(scratch, config.local_world_size)
+        self.log_watch = LogWatch(config.pod)
         self.restartable = RestartableWorkers(scratch)
         self.restartable.on_message = self._reported
         self.on_end: Callable[[], None] = lambda: None
@@ -82,11 +84,11 @@ class WorkerGroup:
         self._window = StartWindow(self.table, self.restartable)
         self._times = RoundTimes(self.progress)
         self._evidence = ExitEvidence(config)
-        self._monitor = RoundMonitor(config.pod, self.table, self.progress, self._times)
+        self._monitor = RoundMonitor(config.pod, self.table, self.progress, self._times, self.log_watch)
         self.heartbeats, self.last_steps = self._monitor.heartbeats, self._monitor.last_steps
         self.dump_stacks = self._monitor.dump_stacks
         sinks = (stdout, stderr)
-        self._files = WorkerFiles(config, scratch, sinks, self.progress.path, self.restartable.path)
+        self._files = WorkerFiles(config, scratch, sinks, self.progress.path, self.restartable.path, self.log_watch)
         self.command = PodCommand(
             config, scratch / "launches", self.table, self._window, self._files, launcher, self._evidence, self._times
         )

@@ -35,6 +35,15 @@ REPLACING_ACTIONS = frozenset({FailureAction.REPLACE_POD, FailureAction.REPLACE_
 """Actions after which the agent of the failed worker leaves the job, because its pod is replaced."""
 
 
+LOG_RULES = "logRules/"
+"""Beginning of the name of a log rule, where names of both kinds of rules may stand."""
+
+
+def describe_rule(name: str) -> str:
+    """Return which rule a name in a `RoundEnded` or in status means: one of failurePolicy, or a log rule."""
+    return f"log rule {name.removeprefix(LOG_RULES)}" if name.startswith(LOG_RULES) else f"failurePolicy rule {name}"
+
+
 class ExitCodeOperator(str, Enum):
     """How `values` of a rule select exit codes."""
 

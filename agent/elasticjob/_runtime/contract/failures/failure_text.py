@@ -15,6 +15,8 @@ MAX_LINE = 120
 MAX_RANKS = 8
 """Ranks that a sentence lists."""
 
+LOG_RULE_REASON = "LogRule"
+"""Reason of a failure that a rule of spec.logRules has found."""
 REASON_BY_CLASS = {FailureClass.HANG: "HangDetected", FailureClass.DEVICE_UNHEALTHY: "DeviceUnhealthy"}
 """Reasons of failures that leave neither an exception nor a signal; the Restarting condition uses them too."""
 
@@ -32,7 +34,9 @@ _NOT_MET = (
 
 
 def failure_reason(failure: Failure) -> str:
-    """Return the reason of a failure in status: OOMKilled, the exception, the signal, or one by its class."""
+    """Return the reason of a failure in status: OOMKilled, LogRule, the exception, the signal, or one by its class."""
+    if failure.log_rule:
+        return LOG_RULE_REASON
     if failure.kind is FailureClass.OOM_KILLED:
         return str(failure.kind.value)
     return failure.exception or failure.signal or REASON_BY_CLASS.get(failure.kind, "Error")

@@ -12,7 +12,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from elasticjob._runtime.contract.log_rules.pattern_program import Anchor, Check, Leaf, Program, Save, compile_pattern
+from elasticjob._runtime.contract.log_rules.pattern_program import (
+    Anchor,
+    Check,
+    Leaf,
+    PatternProgram,
+    Save,
+    compile_pattern,
+)
 
 MAX_LINE = 4096
 """Characters of a line in which a pattern is looked for; the rest is ignored."""
@@ -60,7 +67,7 @@ class LinePattern:
 
     def __init__(self, pattern: str, max_table: int = MAX_TABLE) -> None:
         """`max_table`: places that the table may have. PatternError: the pattern is refused."""
-        self._program: Program = compile_pattern(pattern)
+        self._program: PatternProgram = compile_pattern(pattern)
         self.groups = self._program.groups
         """Names of the groups, in their order."""
         self.steps = 0

@@ -70,7 +70,7 @@ class Leaf:
     """Takes one character that a class accepts, and goes on at `after`."""
 
     accepts: int
-    """Index into `Program.classes`."""
+    """Index into `PatternProgram.classes`."""
     after: int
 
 
@@ -102,7 +102,7 @@ Place = Leaf | Split | Save | Check | None
 
 
 @dataclass(frozen=True)
-class Program:
+class PatternProgram:
     """What `compile_pattern` returns."""
 
     places: Sequence[Place]
@@ -117,7 +117,7 @@ class Program:
     """Matches a character of a word, for `Anchor.WORD_BOUNDARY`."""
 
 
-def compile_pattern(pattern: str) -> Program:
+def compile_pattern(pattern: str) -> PatternProgram:
     """Return the program of a regular expression; PatternError if it is refused."""
     if len(pattern) > MAX_PATTERN:
         raise PatternError(f"the pattern has {len(pattern)} characters: write at most {MAX_PATTERN}")
@@ -141,13 +141,13 @@ class _Compiler:
     places: list[Place] = field(default_factory=list)
     classes: dict[tuple[str, int], int] = field(default_factory=dict)
 
-    def program(self, tree: Any) -> Program:
+    def program(self, tree: Any) -> PatternProgram:
         names = sorted(self.groupdict, key=self.groupdict.__getitem__)
         self._slots = {self.groupdict[name]: index for index, name in enumerate(names)}
         start = self._sequence(tree, self._add(None), self.flags, repeated=False)
         classes = [re.compile(text, flags) for text, flags in self.classes]
         word = re.compile(r"\w", self.flags & re.ASCII)
-        return Program(self.places, start, classes, tuple(names), _longest_literal(tree, self.flags), word)
+        return PatternProgram(self.places, start, classes, tuple(names), _longest_literal(tree, self.flags), word)
 
     def _add(self, place: Place) -> int:
         if len(self.places) >= MAX_PLACES:

@@ -12,7 +12,7 @@ class FailureClass(str, Enum):
     """Classes of failures of a worker, or of its whole worker pod."""
 
     USER_ERROR = "UserError"
-    """The training program failed: an exception, a non-zero exit code, a crash."""
+    """The training program failed: an exception, a non-zero exit code, a crash, a condition of spec.logRules."""
     OOM_KILLED = "OOMKilled"
     """The kernel killed a process at the container's memory limit."""
     KILLED = "Killed"
@@ -60,6 +60,10 @@ class Failure:
     ended_ranks: tuple[int, ...] = ()
     """COLLECTIVE_FAILED only: global ranks of workers that had ended with success before. The coordinator adds
     them."""
+    log_rule: str = ""
+    """The rule of spec.logRules that has a condition which the worker's output met; empty for other failures."""
+    ends_job: bool = False
+    """The action of that condition is FailJob."""
 
     def __post_init__(self) -> None:
         # A worker wrote these texts. They reach terminals, and the API server, which refuses text that is not Unicode.

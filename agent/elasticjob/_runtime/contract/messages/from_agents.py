@@ -238,7 +238,10 @@ class Metric:
 
 @dataclass(frozen=True)
 class TrainingProgress:
-    """What the script of rank 0 has reported by `elasticjob.progress`. Sent by the agent of rank 0, if it changes."""
+    """What the script of rank 0 has reported by `elasticjob.progress`. Sent by the agent of rank 0, if it changes.
+
+    Or what the output of workers has shown (`spec.logRules`), sent by the agents of these workers.
+    """
 
     round: RoundId
     step: int
@@ -248,6 +251,8 @@ class TrainingProgress:
     step_seconds: float | None
     """Average duration of a step in this round; None before the second step."""
     metrics: tuple[Metric, ...] = ()
+    from_log: bool = False
+    """Whether the output has shown it. What a script reports comes before it."""
 
 
 @dataclass(frozen=True)

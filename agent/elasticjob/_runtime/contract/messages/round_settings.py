@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from elasticjob._runtime.contract.failures.failure_rules import FailureRule
+from elasticjob._runtime.contract.log_rules.rules import LogRule
 
 
 class HangAction(str, Enum):
@@ -89,6 +90,8 @@ class RoundSettings:
     """Seconds that a round waits at most."""
     failure_rules: tuple[FailureRule, ...] = ()
     """The first rule that matches the root cause of a round's end decides what follows."""
+    log_rules: tuple[LogRule, ...] = ()
+    """A change applies from the next round."""
     restart_strategy: RestartStrategy = RestartStrategy.IN_PLACE
     success_policy: SuccessPolicy = SuccessPolicy.ALL
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from elasticjob._runtime.contract.log_rules.rules import LogRule
 from elasticjob._runtime.contract.messages.failures import Outcome
 from elasticjob._runtime.contract.names import RoundId
 
@@ -43,6 +44,8 @@ class StartRound:
     member_addresses: tuple[str, ...] = ()
     """For group rank 0: `Announce.address` of each member, each address once. Its store serves the workers
     there before their agents have links to it. Empty for the other agents."""
+    log_rules: tuple[LogRule, ...] = ()
+    """What the agent looks for in the output of its workers."""
 
 
 @dataclass(frozen=True)

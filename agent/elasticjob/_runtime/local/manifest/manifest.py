@@ -13,6 +13,7 @@ from elasticjob._runtime.contract.commands.python_command import expand_variable
 from elasticjob._runtime.contract.commands.torchrun_command import CommandError
 from elasticjob._runtime.contract.commands.worker_count import WorkerCount, count_workers, requested_devices
 from elasticjob._runtime.contract.failures.failure_rules import parse_rules
+from elasticjob._runtime.contract.log_rules.rules import LogRule, LogRuleError, decode_log_rules
 from elasticjob._runtime.contract.messages import HangAction, RoundSettings, SuccessPolicy, allowed_size
 from elasticjob._runtime.contract.names import GROUP, KIND, VERSION, WORKER_ROLE, Backend, TrainerIntegration
 from elasticjob._runtime.local.manifest.job_schema import find_problems
@@ -211,8 +212,16 @@ def _settings(spec: _Field, nodes: int | None) -> RoundSettings:
         backoff=spec.get("failurePolicy").get("backoffSeconds").seconds(0),
         max_backoff=spec.get("failurePolicy").get("maxBackoffSeconds").seconds(300),
         failure_rules=parse_rules(spec.get("failurePolicy").get("rules").value),
+        log_rules=_log_rules(spec),
         success_policy=spec.get("successPolicy").choice(SuccessPolicy.ALL),
     )
+
+
+def _log_rules(spec: _Field) -> tuple[LogRule, ...]:
+    try:
+        return decode_log_rules(spec.get("logRules").value)
+    except LogRuleError as error:
+        raise ManifestError(f"spec: {error}") from None
 
 
 def _workers(

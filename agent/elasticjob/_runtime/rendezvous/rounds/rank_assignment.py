@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from elasticjob._runtime.contract.log_rules.rules import LogRule
 from elasticjob._runtime.contract.messages import StartRound
 from elasticjob._runtime.contract.names import RoundId
 from elasticjob._runtime.rendezvous.state import KnownAgent, Member
@@ -76,6 +77,7 @@ def assign_ranks(
     progress_timeout: float = 0.0,
     hang_ends_round: bool = True,
     state_known: bool = True,
+    log_rules: tuple[LogRule, ...] = (),
 ) -> Mapping[str, Member]:
     """Return the members by agent id, with ranks as torch assigns them.
 
@@ -104,6 +106,7 @@ def assign_ranks(
             progress_timeout=progress_timeout,
             hang_ends_round=hang_ends_round,
             state_known=state_known,
+            log_rules=log_rules,
             member_addresses=tuple(dict.fromkeys(n.address for n in agents)) if group_rank == 0 else (),
         )
         members[agent.agent_id] = Member(start, agent.pod, agent.local_world_size)

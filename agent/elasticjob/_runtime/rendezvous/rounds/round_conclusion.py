@@ -9,13 +9,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 from elasticjob._runtime.contract.failures.failure_rules import (
+    LOG_RULES,
     REPLACING_ACTIONS,
     UNCOUNTED_ACTIONS,
     FailureAction,
+    describe_rule,
     first_match,
     shell_exit_code,
 )
-from elasticjob._runtime.contract.failures.failure_text import describe_worker_failure, with_ended_ranks
+from elasticjob._runtime.contract.failures.failure_text import (
+    LOG_RULE_REASON,
+    describe_worker_failure,
+    with_ended_ranks,
+)
 from elasticjob._runtime.contract.messages import (
     EndReason,
     Failure,
@@ -119,14 +125,18 @@ def _replaced_pods(state: CoordinatorState, round_: Round, ended: RoundEnded) ->
 def _apply_failure_rules(state: CoordinatorState, ended: RoundEnded) -> RoundEnded:
     """Return the ended round with the first rule that matches its root cause; unchanged if no rule matches.
 
-    Only a round that a worker ended has a failure of the program. The rule applies even if the round is counted
-    already: another failure of the same round may have matched no rule.
+    A log rule whose action is FailJob comes before these rules, as hangPolicy.action does. Only a round that a worker
+    ended has a failure of the program. The rule applies even if the round is counted already: another failure of the
+    same round may have matched no rule.
     """
     failure = ended.failure
     if failure is None or ended.reason is not EndReason.WORKER_FAILED:
         return ended
+    if failure.ends_job:
+        return replace(ended, rule=f"{LOG_RULES}{failure.log_rule}", action=FailureAction.FAIL_JOB)
     code = shell_exit_code(failure.exit_code, failure.signal)
-    rule = first_match(state.settings.failure_rules, code, [failure.kind.value])
+    reasons = [failure.kind.value, *([LOG_RULE_REASON] if failure.log_rule else [])]
+    rule = first_match(state.settings.failure_rules, code, reasons)
     if rule is None:
         return ended
     counts = rule.action not in UNCOUNTED_ACTIONS
@@ -182,7 +192,7 @@ def _round_ended(
 def _describe_job_failure(state: CoordinatorState, ended: RoundEnded, reason: str) -> str:
     """Return why the job has failed, in the words of the condition Failed."""
     if reason == "FailurePolicyRule":
-        return f"failurePolicy rule {ended.rule} matched: {ended.message}"
+        return f"{describe_rule(ended.rule)} matched: {ended.message}"
     if reason == "HangDetected":
         return f"training hung and hangPolicy.action is FailJob; last failure: {ended.message}"
     if reason in FINAL_EXCEPTIONS.values():

@@ -104,6 +104,7 @@ def _start_round(
         max_restarts=settings.max_restarts,
         progress_timeout=settings.progress_timeout,
         hang_ends_round=settings.hang_action is not HangAction.EVENT,
+        log_rules=settings.log_rules,
         state_known=state.rounds == 0 or any(agent.has_state for agent in chosen),
     )
     state = replace(

@@ -99,6 +99,9 @@ class StackDump:
     """Seconds since that step."""
     stacks: str
     """faulthandler's output for all threads; empty when the process wrote none."""
+    log_step: int | None = None
+    """The last step that the output of the pod's workers shows, where no worker reports its own. It says nothing of
+    which rank is behind."""
 
     @property
     def waits_for_peers(self) -> bool:
@@ -119,7 +122,8 @@ class StackDump:
         `guard`: what has ended the round, if the job has no hangPolicy.
         """
         place = _place(self.stacks) or "the process does not respond"
-        after = f"step {self.step}" if self.step is not None else "its start"
+        step = self.log_step if self.step is None else self.step
+        after = f"step {step}" if step is not None else "its start"
         first = "; ".join(filter(None, (f"no progress for {self.age:.1f} s after {after}: {place}", guard)))
         message = f"{first}\n{users_frames(self.main_thread)}".rstrip()
         return Failure(

@@ -30,7 +30,7 @@ def describe_failure(failure: Failure) -> str:
     """Return one sentence for users: `rank 3 died: ValueError: bad batch (exit 1, UserError)`."""
     subject = "node" if failure.rank is None else f"rank {failure.rank}"
     line = failure.message.splitlines()[-1] if failure.message else ""
-    if failure.kind in (FailureClass.DEVICE_UNHEALTHY, FailureClass.HANG):
+    if failure.kind in (FailureClass.DEVICE_UNHEALTHY, FailureClass.HANG) or failure.log_rule:
         return f"{subject}: {failure.message.partition(chr(10))[0]} ({failure.kind.value})"
     if failure.exit_code is None and not failure.signal:
         return f"{subject} did not start: {line} ({failure.kind.value})"

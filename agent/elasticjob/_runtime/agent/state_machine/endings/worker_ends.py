@@ -100,6 +100,17 @@ def stacks_dumped(state: AgentState, round_id: RoundId, failure: Failure) -> Age
     return AgentDecision(replace(state, last_round=replace(round_, stall=failure)), report)
 
 
+def log_condition_met(state: AgentState, round_id: RoundId, failure: Failure, *, ends_round: bool) -> AgentDecision:
+    """Report a worker whose output has met a condition: as its failure if that ends the round, else as a stall."""
+    round_ = state.last_round
+    if round_ is None or round_id != round_.id or round_.frozen or not isinstance(state.activity, (Starting, Running)):
+        return AgentDecision(state)
+    if ends_round:
+        return _worker_failed(state, round_, failure)
+    report = (Send(WorkersStalled(round_id, failure)), Log(f"{describe_failure(failure)}; nothing is restarted"))
+    return AgentDecision(replace(state, last_round=replace(round_, stall=failure)), report)
+
+
 # ---- no permission to write ------------------------------------------------------------------------------------------
 
 
