@@ -10,7 +10,7 @@ import struct
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,11 @@ import yaml
 
 from elasticjob._runtime.agent.monitoring.exits.worker_exits import read_error_file
 from elasticjob._runtime.agent.monitoring.progress.worker_progress import WorkerProgress
+from elasticjob._runtime.agent.reporting.log_watch import LogWatch
+from elasticjob._runtime.agent.reporting.worker_output import LineSplitter
 from elasticjob._runtime.contract import codec
 from elasticjob._runtime.contract import messages as m
+from elasticjob._runtime.contract.log_rules.rules import LogRuleError, decode_log_rules
 from elasticjob._runtime.contract.names import RoundId
 from elasticjob._runtime.contract.snapshot_format import state_block, state_file
 from elasticjob._runtime.control_link.frames import MACS, FrameProtocol, LinkError
@@ -241,6 +244,37 @@ def _manifests(folder: Path) -> Iterator[Read]:
     yield read
 
 
+@contextmanager
+def _log_rules(_: Path) -> Iterator[Read]:
+    rules: list[dict[str, Any]] = [
+        {
+            "name": "iteration",
+            "pattern": r"iteration +(?P<step>\d+)/ *(?P<total>\d+) .*loss: (?P<loss>[^|\s]+)(?: \| (?:\w+: )?)*",
+            "localRanks": "First",
+            "conditions": [{"metric": "loss", "above": 3.5, "forSeconds": 1, "action": "RestartGroup"}],
+        },
+        {"name": "metric", "pattern": r"^(?i:(?:a|b)+|step)=(?P<step>\S+?)(?P<speed>[-+.e0-9]{1,9})?$"},
+    ]
+    lines = (
+        b" iteration     120/ 500 | lm loss: 1.08E+01 | x: 1\r\nstep=12 nan\nABab=1e-5\n\xff step=\xc3\xa9 1_0\n" * 3
+    )
+
+    def read(rng: random.Random) -> None:
+        raw = mutate_object(rules, rng) if rng.random() < 0.5 else rules
+        if rng.random() < 0.3:
+            pattern = mutate(rules[rng.randint(0, 1)]["pattern"].encode(), rng).decode(errors="replace")
+            raw = [{"name": "changed", "pattern": pattern}]
+        watch, splitter, failures = LogWatch("bert-0-0"), LineSplitter(), list[m.Failure]()
+        watch.on_condition = lambda met: failures.append(codec.parse(m.Failure, codec.loads(codec.dumps(met.failure))))
+        watch.begin_round(replace(START, log_rules=decode_log_rules(raw)))
+        for rank in (0, 1):
+            watch.feed(ROUND, rank, splitter.feed(mutate(lines, rng)) + splitter.end())
+        if (found := watch.training()) is not None:
+            m.decode(m.encode(found))
+
+    yield read
+
+
 class RefusedDefaultsError(Exception):
     """Defaults of a platform have a mistake."""
 
@@ -285,6 +319,7 @@ TARGETS = (
     Target("error files", (), _error_file),
     Target("progress pages", (), _progress_page),
     Target("blocks of State", (OSError, ValueError), _state_block),
+    Target("rules for the output of workers, and their lines", (LogRuleError,), _log_rules),
     Target("manifests of `elasticjob run`", (ManifestError,), _manifests),
     Target("manifests of `elasticjob convert`", (ConvertError,), _converter),
     Target("a platform's defaults for jobs", (RefusedDefaultsError,), _platform_defaults),

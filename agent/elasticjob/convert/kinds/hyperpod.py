@@ -43,8 +43,8 @@ def convert_hyperpod_job(job: JsonObject, notes: Notes) -> list[JsonObject]:
         if policy.take(name) is not None:
             notes.add(policy.at(name), _NO_LIMIT)
     if policy.take("logMonitoringConfiguration"):
-        notes.add(policy.at("logMonitoringConfiguration"), "is left out: call elasticjob.progress in the script, and"
-                  " spec.hangPolicy ends hangs")  # fmt: skip
+        notes.add(policy.at("logMonitoringConfiguration"), "is left out: write spec.logRules, or call"
+                  " elasticjob.progress in the script, and spec.hangPolicy ends hangs")  # fmt: skip
     put_template(draft, trained.template)
     for rest in (elastic, policy, spec, root):
         note_unknown(rest, notes)

@@ -82,7 +82,7 @@ def run_program(
     inherited_state.set_process_title(command.argv)
     _patch_torch()
     _report_heartbeats()
-    _dump_stacks_ahead()
+    _enable_stack_dumps()
     inherited_state.set_launch_directory()
     importlib.invalidate_caches()  # directories of sys.path may have been created since
     atexit.register(gc.unfreeze)  # frozen objects are shared with the fork server; Python collects them at its end
@@ -183,11 +183,12 @@ def _report_heartbeats() -> None:
         optimizer.register_optimizer_step_post_hook(lambda *_: heartbeat())
 
 
-def _dump_stacks_ahead() -> None:
-    """Let the agent ask what a script waits for that runs ahead of its round, and does not get to its function."""
+def _enable_stack_dumps() -> None:
+    """Let the agent ask what a script waits for: one that runs ahead of its round and does not get to its function, or
+    one that hangs and reports no steps itself (`spec.logRules`)."""
     round_id = os.environ.get(Env.ROUND, "")
     with contextlib.suppress(ImportError, ValueError):  # the user's code may have its own `elasticjob`
-        if RoundId.parse(round_id).is_prestarted:
+        if Env.DETECT_HANGS in os.environ or RoundId.parse(round_id).is_prestarted:
             from elasticjob.training.progress_channel import enable_stack_dumps
 
             enable_stack_dumps()
