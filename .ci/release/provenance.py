@@ -29,6 +29,7 @@ def write_checksums(files: Sequence[Path], dist: Path) -> Path:
 def write_provenance(source: Source, files: Sequence[Path], dist: Path) -> Path:
     """Write the statement about these files. RELEASE_BUILDER names who builds, such as a workflow's URL."""
     subjects = [{"name": file.name, "digest": {"sha256": sha256(file)}} for file in sorted(files)]
+    base = os.environ.get("PYTHON_IMAGE", "").partition("@sha256:")
     locks = sorted((source.folder / "requirements").glob("*.lock"))
     statement = {
         "_type": "https://in-toto.io/Statement/v1",
@@ -42,6 +43,7 @@ def write_provenance(source: Source, files: Sequence[Path], dist: Path) -> Path:
                 "resolvedDependencies": [
                     {"uri": "git+file:.", "digest": {"gitCommit": source.commit}},
                     *({"uri": f"file:requirements/{lock.name}", "digest": {"sha256": sha256(lock)}} for lock in locks),
+                    *([{"uri": f"oci:{base[0]}", "digest": {"sha256": base[2]}}] if base[2] else []),
                 ],
             },
             "runDetails": {"builder": {"id": os.environ.get("RELEASE_BUILDER", "https://elasticjob.dev/local")}},

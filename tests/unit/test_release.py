@@ -19,6 +19,7 @@ from release import version as versions
 from release.__main__ import empty
 from release.bill_of_materials import LOCKS, pins
 from release.images import with_docker, without_docker
+from release.provenance import write_provenance
 from release.source import REPOSITORY, ReleaseError, Source, copy_source, read_version
 
 VERSION = read_version()
@@ -137,6 +138,9 @@ def test_the_image_is_built_for_both_architectures_or_the_release_says_what_is_m
     built = with_docker(source, tmp_path)
     assert {"linux/amd64,linux/arm64", "PYTHON=python@sha256:0"} <= set(ran[0])
     assert "amd64 and arm64" in " ".join(built.notes)
+    statement = json.loads(write_provenance(source, [], tmp_path).read_text())
+    base = statement["predicate"]["buildDefinition"]["resolvedDependencies"][-1]
+    assert base == {"uri": "oci:python", "digest": {"sha256": "0"}}
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     assert "not built" in " ".join(without_docker(source, tmp_path).notes)
 
