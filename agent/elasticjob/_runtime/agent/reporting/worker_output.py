@@ -160,6 +160,12 @@ def wait_for_files(files: Iterable[FileSink], timeout: float) -> None:
         file.join(max(0.0, deadline - time.monotonic()))
 
 
+def file_identity(descriptor: int) -> tuple[int, int]:
+    """Return device and inode of an open file."""
+    found = os.fstat(descriptor)
+    return found.st_dev, found.st_ino
+
+
 class OutputLine(NamedTuple):
     """A line of output, without its end."""
 
@@ -313,10 +319,7 @@ class WorkerPipe:
     @property
     def identity(self) -> tuple[int, int] | None:
         """Device and inode of the pipe, which its other end has too; None once it is closed."""
-        if not self._open:
-            return None
-        found = os.fstat(self._descriptor)
-        return found.st_dev, found.st_ino
+        return file_identity(self._descriptor) if self._open else None
 
     def begin_round(self, prefix: str, tail: Tail, watch: Callable[[Sequence[OutputLine]], None]) -> None:
         """Use another prefix, tail and watch for what the same process writes from now on."""

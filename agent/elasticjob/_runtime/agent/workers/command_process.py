@@ -71,5 +71,6 @@ class Stage:
     """Whether the launcher got a signal that ends its ranks."""
     lost: bool = False
     """Whether the launcher has ended."""
-    broken: bool = False
-    """Whether a rank has failed in this round, or has stopped as planned: the stage is not over."""
+    broken: bool = True
+    """Whether no rank has started in this round yet, one has failed or stopped as planned, or all of them were stopped:
+    the stage is not over, although none runs."""

@@ -24,6 +24,7 @@ from pathlib import Path
 from elasticjob._runtime.agent.config import AgentConfig
 from elasticjob._runtime.agent.processes import descendants, kill_with_children, signal_group
 from elasticjob._runtime.agent.reporting.log_options import with_launcher_options
+from elasticjob._runtime.agent.reporting.worker_output import file_identity
 from elasticjob._runtime.agent.start_workers.in_workers.one_world import SeparateWorldError, record_refusal
 from elasticjob._runtime.agent.start_workers.launcher import Launcher, StartError, WorkerStart
 from elasticjob._runtime.agent.start_workers.launches.launch import REFUSED, Launch, RefusedLaunchError
@@ -47,8 +48,7 @@ NOTE_AFTER = 60.0
 """Seconds after which the log says that the other ranks wait for what the command does first."""
 _ENDING = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGKILL}
 """Signals of a launcher after which the end of its ranks is no failure."""
-_OFF, _ENDED, _ALONE = CommandState.OFF, CommandState.ENDED, CommandState.ALONE
-_WAITS, _GOES_ON = CommandState.WAITS, CommandState.GOES_ON
+_OFF, _ENDED, _ALONE, _WAITS, _GOES_ON = CommandState
 
 
 class PodCommand:
@@ -93,8 +93,6 @@ class PodCommand:
     def begin_round(self, start: StartRound) -> None:
         """Begin a round: the processes of the one before have ended, except for a launcher that waits."""
         self._start = start
-        if self._stage is not None:
-            self._stage.broken = False
 
     @property
     def starts_alone(self) -> bool:
@@ -118,8 +116,14 @@ class PodCommand:
             text = "the command runs once so far, for %.0f s: the other ranks start if it comes to Python or a launcher"
             log.info(text, NOTE_AFTER)
 
+    def ranks_started(self) -> None:
+        """Record that the ranks of the round run: once all have ended with success, their launcher ends."""
+        if self._stage is not None:
+            self._stage.broken = False
+
     def begin_stop(self, *, round_follows: bool) -> None:
         """Let the command end with the processes of the round, unless the next round restarts its launcher's ranks."""
+        self._break_stage()
         if self.process.waits and not (round_follows and self.process.may_stay):
             self.process.ends = True
 
@@ -290,6 +294,7 @@ class PodCommand:
         else:
             for pid, (worker, _) in zip(pids, prepared, strict=True):
                 self._table.add(pid, worker, RUNNING)
+            self.ranks_started()
             self._times.new_processes(pids)
             self._times.started(new=True)
         finally:
@@ -307,8 +312,8 @@ class PodCommand:
         stdout, stderr = launch.streams[1:]
         ours = [pipe.identity for pipe in worker.pipes]
         return (
-            None if _identity(stdout) in ours else stdout,
-            None if _identity(stderr) in ours else stderr,
+            None if file_identity(stdout) in ours else stdout,
+            None if file_identity(stderr) in ours else stderr,
         )
 
     # ---- the end -----------------------------------------------------------------------------------------------------
@@ -393,8 +398,3 @@ class PodCommand:
         task = background_task(answer())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _identity(descriptor: int) -> tuple[int, int]:
-    found = os.fstat(descriptor)
-    return found.st_dev, found.st_ino

@@ -123,6 +123,7 @@ class RoundStarter:
                 self._table.add(pid, worker, RUNNING)
                 if starts_alone:
                     self._command.started(pid, worker)
+            self._command.ranks_started()
             self._table.apply_to_all(called, ProcessEvent.START_OVER)
             self._times.new_processes(pids)
             for pid in (*called, *pids):
