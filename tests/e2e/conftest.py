@@ -1,7 +1,11 @@
-"""One cluster with one installed operator for all end-to-end tests; each test has a namespace of its own."""
+"""One cluster with one installed operator for all end-to-end tests; each test has a namespace of its own.
+
+Files whose tests leave the operator and the machines alone are marked `together`: several of them run at once.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import re
 import shutil
 import uuid
@@ -42,16 +46,33 @@ def cluster_dir() -> Path:
 
 
 @pytest.fixture(scope="session")
-def bare(cluster_dir: Path) -> Kube:
+def once(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Callable[[str, Callable[[], None]], None]:
+    """Call a function in one of the processes in which tests run at once; the others wait until it has returned."""
+    own = tmp_path_factory.getbasetemp()
+    shared = own if worker_id == "master" else own.parent
+
+    def call(name: str, function: Callable[[], None]) -> None:
+        done = shared / f"{name}.done"
+        with (shared / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not done.exists():
+                function()
+                done.touch()
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def bare(cluster_dir: Path, once: Callable[[str, Callable[[], None]], None]) -> Kube:
     """The cluster with the images loaded, before anything is installed."""
-    build_and_load()
+    once("images", build_and_load)
     return Kube(cluster_dir / "kubeconfig")
 
 
 @pytest.fixture(scope="session")
-def kube(bare: Kube, cluster_dir: Path) -> Kube:
+def kube(bare: Kube, cluster_dir: Path, once: Callable[[str, Callable[[], None]], None]) -> Kube:
     """The cluster with the operator installed by its chart, as a user would install it."""
-    install(bare, cluster_dir)
+    once("operator", lambda: install(bare, cluster_dir))
     return bare
 
 

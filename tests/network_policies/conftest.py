@@ -14,6 +14,7 @@ from e2e.conftest import (  # noqa: F401
     follow,
     kube,
     namespace,
+    once,
     pytest_runtest_makereport,
     shared_dir,
     submit,
