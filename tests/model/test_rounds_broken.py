@@ -10,7 +10,8 @@ import pytest
 
 from elasticjob._runtime.contract.messages import BreakRound
 from elasticjob._runtime.rendezvous.decision import RoundDecision
-from elasticjob._runtime.rendezvous.rounds import round_break, rounds
+from elasticjob._runtime.rendezvous.rounds import rounds
+from elasticjob._runtime.rendezvous.rounds.ends import round_break
 from elasticjob._runtime.rendezvous.state import CoordinatorState, SendToAgent
 from support.rendezvous.rounds_explorer import explore
 from support.rendezvous.rounds_invariants import broken_invariants, liveness_violation, no_node_keeps_a_broken_result

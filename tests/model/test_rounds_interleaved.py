@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from elasticjob._runtime.contract.messages import OperatorView, WorkersStopped
 from elasticjob._runtime.rendezvous.decision import RoundDecision, Rule
 from elasticjob._runtime.rendezvous.event_handlers import agent_messages, apply_event, operator_views
-from elasticjob._runtime.rendezvous.rounds import round_conclusion, rounds
+from elasticjob._runtime.rendezvous.rounds import rounds
+from elasticjob._runtime.rendezvous.rounds.ends import round_conclusion
 from elasticjob._runtime.rendezvous.state import CoordinatorState, KnownAgent
 from support.rendezvous.rounds_explorer import explore, search
 from support.rendezvous.rounds_invariants import broken_invariants, liveness_violation

@@ -14,7 +14,7 @@ from elasticjob._runtime.contract.messages import Standby
 from elasticjob._runtime.rendezvous.decision import RoundDecision
 from elasticjob._runtime.rendezvous.event_handlers import apply_event, standbys
 from elasticjob._runtime.rendezvous.observations import slow_starts
-from elasticjob._runtime.rendezvous.rounds import round_start
+from elasticjob._runtime.rendezvous.rounds.starts import round_start
 from elasticjob._runtime.rendezvous.state import CoordinatorState, KnownAgent
 from support.rendezvous.rounds_explorer import explore
 from support.rendezvous.rounds_invariants import broken_invariants, liveness_violation

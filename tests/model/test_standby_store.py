@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from elasticjob._runtime.rendezvous import standby_store
-from elasticjob._runtime.rendezvous.rounds import confirmation
+from elasticjob._runtime.rendezvous.rounds.starts import confirmation
 from elasticjob._runtime.rendezvous.state import RECOVERY_TIMEOUT, CoordinatorState
 from elasticjob._runtime.rendezvous.store_recovery import count_newest_round
 from elasticjob_operator.plan.context import LEASE_LATE_SECONDS

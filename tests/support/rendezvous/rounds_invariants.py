@@ -23,7 +23,7 @@ from elasticjob._runtime.contract.messages import (
 from elasticjob._runtime.contract.names import RoundId
 from elasticjob._runtime.rendezvous.decision import RoundDecision
 from elasticjob._runtime.rendezvous.rounds import rounds
-from elasticjob._runtime.rendezvous.rounds.confirmation import CONFIRMATION_SECONDS, least_complete_round
+from elasticjob._runtime.rendezvous.rounds.starts.confirmation import CONFIRMATION_SECONDS, least_complete_round
 from elasticjob._runtime.rendezvous.state import (
     CoordinatorEvent,
     CoordinatorState,

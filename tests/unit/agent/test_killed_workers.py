@@ -16,12 +16,12 @@ from elasticjob._runtime.agent.reporting.worker_output import OutputSink, Tail
 from elasticjob._runtime.agent.start_workers.command import parse_command
 from elasticjob._runtime.agent.start_workers.launcher import Launcher
 from elasticjob._runtime.agent.workers import worker_group as group_module
-from elasticjob._runtime.agent.workers.process_table import ProcessTable
-from elasticjob._runtime.agent.workers.restartable_workers import RestartableWorkers
+from elasticjob._runtime.agent.workers.processes.process_table import ProcessTable
+from elasticjob._runtime.agent.workers.processes.restartable_workers import RestartableWorkers
+from elasticjob._runtime.agent.workers.processes.worker_process import ProcessEvent, ProcessState
 from elasticjob._runtime.agent.workers.start_window import StartWindow
 from elasticjob._runtime.agent.workers.worker import Worker
 from elasticjob._runtime.agent.workers.worker_group import WorkerGroup
-from elasticjob._runtime.agent.workers.worker_process import ProcessEvent, ProcessState
 from elasticjob._runtime.contract.messages import FailureClass
 from elasticjob._runtime.contract.names import Env, RoundId
 

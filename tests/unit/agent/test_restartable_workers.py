@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob._runtime.agent.workers.restartable_workers import Reported, RestartableWorkers
+from elasticjob._runtime.agent.workers.processes.restartable_workers import Reported, RestartableWorkers
 from elasticjob._runtime.contract import restart_messages
 from elasticjob._runtime.contract.names import RoundId
 from elasticjob._runtime.contract.restart_messages import (

@@ -17,7 +17,8 @@ import pytest
 
 from elasticjob._runtime.agent.monitoring.exits.worker_exits import read_error_file
 from elasticjob._runtime.agent.workers import separate_worlds
-from elasticjob._runtime.agent.workers.process_table import ProcessTable
+from elasticjob._runtime.agent.workers.processes.process_table import ProcessTable
+from elasticjob._runtime.agent.workers.processes.worker_process import RUNNING
 from elasticjob._runtime.agent.workers.separate_worlds import (
     SeparateProcess,
     SeparateWorlds,
@@ -25,7 +26,6 @@ from elasticjob._runtime.agent.workers.separate_worlds import (
     separate_rank,
 )
 from elasticjob._runtime.agent.workers.worker import Worker
-from elasticjob._runtime.agent.workers.worker_process import RUNNING
 from elasticjob._runtime.contract.names import RoundId
 from elasticjob._runtime.system.code_root import CODE_ROOT, IN_WORKERS
 

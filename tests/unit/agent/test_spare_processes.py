@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from elasticjob._runtime.agent.workers.spare_decisions import RankInRound, describe_spare_wait, first_note, may_start
+from elasticjob._runtime.agent.workers.spares.spare_decisions import (
+    RankInRound,
+    describe_spare_wait,
+    first_note,
+    may_start,
+)
 
 TRAINS, CALLED, STARTS = RankInRound(True, 100.0), RankInRound(False, 100.0), RankInRound(False, None)
 

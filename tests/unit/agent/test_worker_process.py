@@ -7,9 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from elasticjob._runtime.agent.workers.process_table import ProcessTable
-from elasticjob._runtime.agent.workers.worker import Worker
-from elasticjob._runtime.agent.workers.worker_process import (
+from elasticjob._runtime.agent.workers.processes.process_table import ProcessTable
+from elasticjob._runtime.agent.workers.processes.worker_process import (
     IN_ROUND,
     INITIAL,
     KEPT,
@@ -20,6 +19,7 @@ from elasticjob._runtime.agent.workers.worker_process import (
     ProcessState,
     next_state,
 )
+from elasticjob._runtime.agent.workers.worker import Worker
 from elasticjob._runtime.contract.names import RoundId
 
 S, E = ProcessState, ProcessEvent

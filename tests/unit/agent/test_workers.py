@@ -21,10 +21,11 @@ from elasticjob._runtime.agent.processes import descendants, signal_one
 from elasticjob._runtime.agent.reporting.worker_output import OutputSink
 from elasticjob._runtime.agent.start_workers.command import parse_command
 from elasticjob._runtime.agent.start_workers.launcher import Launcher
-from elasticjob._runtime.agent.workers import spare_decisions, spares, stop_sequence
+from elasticjob._runtime.agent.workers import stop_sequence
 from elasticjob._runtime.agent.workers import worker_group as workers_module
+from elasticjob._runtime.agent.workers.processes.worker_process import IN_ROUND
+from elasticjob._runtime.agent.workers.spares import spare_decisions, spares
 from elasticjob._runtime.agent.workers.worker_group import WorkerGroup
-from elasticjob._runtime.agent.workers.worker_process import IN_ROUND
 from elasticjob._runtime.contract.messages import FailureClass, StartRound
 from elasticjob._runtime.contract.names import Env, RoundId
 from elasticjob._runtime.system.code_root import CODE_ROOT

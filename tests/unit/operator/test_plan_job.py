@@ -23,7 +23,7 @@ from elasticjob._runtime.contract.messages import (
     SuccessPolicy,
 )
 from elasticjob._runtime.contract.names import RoundId
-from elasticjob._runtime.rendezvous.rounds.confirmation import CONFIRMATION_SECONDS
+from elasticjob._runtime.rendezvous.rounds.starts.confirmation import CONFIRMATION_SECONDS
 from elasticjob_operator.actions import CreateStore, CreateWorker, DeletePod, DeleteService, UpdateStoreService
 from elasticjob_operator.links.store_links import CONNECT_TIMEOUT, LONGEST_BACKOFF, MAX_JITTER
 from elasticjob_operator.model.cluster.pods import Pod

@@ -13,7 +13,7 @@ from elasticjob._runtime.contract.messages import (
     WorkersStopped,
 )
 from elasticjob._runtime.rendezvous.rounds import rounds
-from elasticjob._runtime.rendezvous.rounds.confirmation import CONFIRMATION_SECONDS
+from elasticjob._runtime.rendezvous.rounds.starts.confirmation import CONFIRMATION_SECONDS
 from elasticjob._runtime.rendezvous.state import RECOVERY_TIMEOUT, STOP_TIMEOUT, NewerStoreSeen, OperatorViewReceived
 from support.rendezvous.rounds import Job, membership_of, pods
 

@@ -17,7 +17,7 @@ from elasticjob._runtime.contract.messages import (
     StepReport,
     WorkersSucceeded,
 )
-from elasticjob._runtime.rendezvous.rounds.planned_end import STEP_REPORT_TIMEOUT
+from elasticjob._runtime.rendezvous.rounds.ends.planned_end import STEP_REPORT_TIMEOUT
 from elasticjob._runtime.rendezvous.state import RECONNECT_GRACE, STOP_TIMEOUT
 from support.rendezvous.rounds import Job, membership_of, pods
 

@@ -9,9 +9,9 @@ from elasticjob._runtime.agent.monitoring.progress.hang_guard import HangGuard, 
 from elasticjob._runtime.agent.monitoring.progress.hangs import StackDump, dump_stacks, farthest_behind
 from elasticjob._runtime.agent.monitoring.progress.worker_progress import ProgressReport, WorkerProgress
 from elasticjob._runtime.agent.reporting.log_watch import LogWatch
-from elasticjob._runtime.agent.workers.process_table import ProcessTable
+from elasticjob._runtime.agent.workers.processes.process_table import ProcessTable
+from elasticjob._runtime.agent.workers.processes.worker_process import IN_ROUND
 from elasticjob._runtime.agent.workers.round_times import RoundTimes
-from elasticjob._runtime.agent.workers.worker_process import IN_ROUND
 from elasticjob._runtime.contract.messages import Failure, StartRound
 from elasticjob._runtime.contract.restart_messages import Guarded
 

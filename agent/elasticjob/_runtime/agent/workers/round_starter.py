@@ -14,19 +14,12 @@ from elasticjob._runtime.agent.processes import is_stopped
 from elasticjob._runtime.agent.reporting.log_options import STDERR, STDOUT
 from elasticjob._runtime.agent.reporting.worker_output import Tail
 from elasticjob._runtime.agent.start_workers.launcher import Launcher, StartError, WorkerStart
-from elasticjob._runtime.agent.workers.end_process import discard_process, kill_process
-from elasticjob._runtime.agent.workers.pod_command import PodCommand
-from elasticjob._runtime.agent.workers.prestart import PrestartLauncher
-from elasticjob._runtime.agent.workers.process_changes import ProcessChanges
-from elasticjob._runtime.agent.workers.process_table import ProcessTable
-from elasticjob._runtime.agent.workers.restartable_workers import RestartableWorkers
-from elasticjob._runtime.agent.workers.round_times import RoundTimes
-from elasticjob._runtime.agent.workers.spares import Spares
-from elasticjob._runtime.agent.workers.start_window import StartWindow
-from elasticjob._runtime.agent.workers.stop_sequence import KEEP_TIMEOUT, StopSequence
-from elasticjob._runtime.agent.workers.worker import Worker
-from elasticjob._runtime.agent.workers.worker_files import WorkerFiles
-from elasticjob._runtime.agent.workers.worker_process import (
+from elasticjob._runtime.agent.workers.pod_command.pod_command import PodCommand
+from elasticjob._runtime.agent.workers.processes.end_process import discard_process, kill_process
+from elasticjob._runtime.agent.workers.processes.process_changes import ProcessChanges
+from elasticjob._runtime.agent.workers.processes.process_table import ProcessTable
+from elasticjob._runtime.agent.workers.processes.restartable_workers import RestartableWorkers
+from elasticjob._runtime.agent.workers.processes.worker_process import (
     KEPT,
     LOADING,
     RUNNING,
@@ -34,6 +27,13 @@ from elasticjob._runtime.agent.workers.worker_process import (
     SPARES,
     ProcessEvent,
 )
+from elasticjob._runtime.agent.workers.round_times import RoundTimes
+from elasticjob._runtime.agent.workers.spares.prestart import PrestartLauncher
+from elasticjob._runtime.agent.workers.spares.spares import Spares
+from elasticjob._runtime.agent.workers.start_window import StartWindow
+from elasticjob._runtime.agent.workers.stop_sequence import KEEP_TIMEOUT, StopSequence
+from elasticjob._runtime.agent.workers.worker import Worker
+from elasticjob._runtime.agent.workers.worker_files import WorkerFiles
 from elasticjob._runtime.contract.messages import Failure, FailureClass, StartRound
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from elasticjob._runtime.agent.monitoring.progress.start_times import StartTimes
 from elasticjob._runtime.agent.monitoring.progress.worker_progress import WorkerProgress
 from elasticjob._runtime.agent.start_workers.fork_fallback import fails_at_once
-from elasticjob._runtime.agent.workers.spare_decisions import RankInRound, may_start
+from elasticjob._runtime.agent.workers.spares.spare_decisions import RankInRound, may_start
 from elasticjob._runtime.agent.workers.worker import Worker
 from elasticjob._runtime.contract.messages import Failure, FailureClass
 

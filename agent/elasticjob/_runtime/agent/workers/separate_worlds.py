@@ -21,8 +21,8 @@ from elasticjob._runtime.agent.processes import descendants, kill, start_time
 from elasticjob._runtime.agent.start_workers.in_workers.assigned import TRAINS, assigned_to
 from elasticjob._runtime.agent.start_workers.in_workers.one_world import ALLOWED, record_refusal, unless_meant
 from elasticjob._runtime.agent.start_workers.in_workers.refused import WORLD_OF_MPI, refused_launcher
-from elasticjob._runtime.agent.workers.process_table import ProcessTable
-from elasticjob._runtime.agent.workers.worker_process import IN_ROUND, KEPT, SPARES
+from elasticjob._runtime.agent.workers.processes.process_table import ProcessTable
+from elasticjob._runtime.agent.workers.processes.worker_process import IN_ROUND, KEPT, SPARES
 from elasticjob._runtime.contract.commands.python_command import PythonCommand, is_python, parse_python_command
 from elasticjob._runtime.system.code_root import IN_WORKERS
 from elasticjob._runtime.system.daemon_threads import DaemonExecutor

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from elasticjob._runtime.agent.workers.process_table import ProcessTable
-from elasticjob._runtime.agent.workers.restartable_workers import RestartableWorkers
-from elasticjob._runtime.agent.workers.worker_process import IN_ROUND, KEPT, SPARES
+from elasticjob._runtime.agent.workers.processes.process_table import ProcessTable
+from elasticjob._runtime.agent.workers.processes.restartable_workers import RestartableWorkers
+from elasticjob._runtime.agent.workers.processes.worker_process import IN_ROUND, KEPT, SPARES
 
 
 class StartWindow:

@@ -31,14 +31,11 @@ from elasticjob._runtime.agent.processes import (
     signal_one,
 )
 from elasticjob._runtime.agent.start_workers.launcher import Launcher
-from elasticjob._runtime.agent.workers.command_process import CommandProcess
-from elasticjob._runtime.agent.workers.process_changes import ProcessChanges
-from elasticjob._runtime.agent.workers.process_table import ProcessTable
-from elasticjob._runtime.agent.workers.restartable_workers import RestartableWorkers
-from elasticjob._runtime.agent.workers.round_times import RoundTimes
-from elasticjob._runtime.agent.workers.spares import Spares
-from elasticjob._runtime.agent.workers.start_window import StartWindow
-from elasticjob._runtime.agent.workers.worker_process import (
+from elasticjob._runtime.agent.workers.pod_command.command_process import CommandProcess
+from elasticjob._runtime.agent.workers.processes.process_changes import ProcessChanges
+from elasticjob._runtime.agent.workers.processes.process_table import ProcessTable
+from elasticjob._runtime.agent.workers.processes.restartable_workers import RestartableWorkers
+from elasticjob._runtime.agent.workers.processes.worker_process import (
     CALLED,
     EXITING,
     IN_ROUND,
@@ -50,6 +47,9 @@ from elasticjob._runtime.agent.workers.worker_process import (
     SPARES,
     ProcessEvent,
 )
+from elasticjob._runtime.agent.workers.round_times import RoundTimes
+from elasticjob._runtime.agent.workers.spares.spares import Spares
+from elasticjob._runtime.agent.workers.start_window import StartWindow
 from elasticjob._runtime.contract.messages import Failure, FailureClass
 
 log = logging.getLogger(__name__)

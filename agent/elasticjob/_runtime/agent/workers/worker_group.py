@@ -19,23 +19,13 @@ from elasticjob._runtime.agent.processes import has_ended, reap, signal_group
 from elasticjob._runtime.agent.reporting.log_watch import LogWatch
 from elasticjob._runtime.agent.reporting.worker_output import OutputSink
 from elasticjob._runtime.agent.start_workers.launcher import Launcher
-from elasticjob._runtime.agent.workers.exit_evidence import ExitEvidence, likely_cause_first
-from elasticjob._runtime.agent.workers.pod_command import PodCommand
-from elasticjob._runtime.agent.workers.prestart import PrestartLauncher
-from elasticjob._runtime.agent.workers.process_changes import ProcessChanges
-from elasticjob._runtime.agent.workers.process_log import log_end_between_rounds, log_long_exit
-from elasticjob._runtime.agent.workers.process_table import ProcessTable, WorkerProcess
-from elasticjob._runtime.agent.workers.restartable_workers import Reported, RestartableWorkers
-from elasticjob._runtime.agent.workers.round_monitor import RoundMonitor
-from elasticjob._runtime.agent.workers.round_starter import RoundStarter
-from elasticjob._runtime.agent.workers.round_times import RoundTimes
-from elasticjob._runtime.agent.workers.separate_worlds import SeparateWorlds
-from elasticjob._runtime.agent.workers.spares import Spares
-from elasticjob._runtime.agent.workers.start_window import StartWindow
-from elasticjob._runtime.agent.workers.stop_sequence import StopSequence
-from elasticjob._runtime.agent.workers.worker import EndedWorker, Worker
-from elasticjob._runtime.agent.workers.worker_files import WorkerFiles
-from elasticjob._runtime.agent.workers.worker_process import (
+from elasticjob._runtime.agent.workers.pod_command.pod_command import PodCommand
+from elasticjob._runtime.agent.workers.processes.exit_evidence import ExitEvidence, likely_cause_first
+from elasticjob._runtime.agent.workers.processes.process_changes import ProcessChanges
+from elasticjob._runtime.agent.workers.processes.process_log import log_end_between_rounds, log_long_exit
+from elasticjob._runtime.agent.workers.processes.process_table import ProcessTable, WorkerProcess
+from elasticjob._runtime.agent.workers.processes.restartable_workers import Reported, RestartableWorkers
+from elasticjob._runtime.agent.workers.processes.worker_process import (
     CALLED,
     EXITING,
     IN_ROUND,
@@ -45,6 +35,16 @@ from elasticjob._runtime.agent.workers.worker_process import (
     SPARES,
     ProcessEvent,
 )
+from elasticjob._runtime.agent.workers.round_monitor import RoundMonitor
+from elasticjob._runtime.agent.workers.round_starter import RoundStarter
+from elasticjob._runtime.agent.workers.round_times import RoundTimes
+from elasticjob._runtime.agent.workers.separate_worlds import SeparateWorlds
+from elasticjob._runtime.agent.workers.spares.prestart import PrestartLauncher
+from elasticjob._runtime.agent.workers.spares.spares import Spares
+from elasticjob._runtime.agent.workers.start_window import StartWindow
+from elasticjob._runtime.agent.workers.stop_sequence import StopSequence
+from elasticjob._runtime.agent.workers.worker import EndedWorker, Worker
+from elasticjob._runtime.agent.workers.worker_files import WorkerFiles
 from elasticjob._runtime.contract.failures.failure_text import MAX_MESSAGE
 from elasticjob._runtime.contract.messages import Failure, NewProcesses, StartRound
 from elasticjob._runtime.contract.names import RoundId

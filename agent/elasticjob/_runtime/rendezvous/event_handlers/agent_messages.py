@@ -28,7 +28,8 @@ from elasticjob._runtime.contract.names import RoundId
 from elasticjob._runtime.rendezvous import store_recovery
 from elasticjob._runtime.rendezvous.observations import stalls
 from elasticjob._runtime.rendezvous.persistent_map import with_item
-from elasticjob._runtime.rendezvous.rounds import confirmation, planned_end
+from elasticjob._runtime.rendezvous.rounds.ends import planned_end
+from elasticjob._runtime.rendezvous.rounds.starts import confirmation
 from elasticjob._runtime.rendezvous.state import (
     CoordinatorState,
     KnownAgent,

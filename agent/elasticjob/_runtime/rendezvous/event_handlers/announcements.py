@@ -18,8 +18,8 @@ from elasticjob._runtime.contract.names import RoundId
 from elasticjob._runtime.rendezvous.decision import RoundDecision
 from elasticjob._runtime.rendezvous.event_handlers.agent_messages import with_ended_results
 from elasticjob._runtime.rendezvous.event_handlers.standbys import stand_by
-from elasticjob._runtime.rendezvous.rounds import confirmation
-from elasticjob._runtime.rendezvous.rounds.round_end import end_message
+from elasticjob._runtime.rendezvous.rounds.ends.round_end import end_message
+from elasticjob._runtime.rendezvous.rounds.starts import confirmation
 from elasticjob._runtime.rendezvous.state import (
     RECOVERY_TIMEOUT,
     CoordinatorState,

@@ -23,7 +23,7 @@ from elasticjob._runtime.rendezvous.event_handlers.standbys import (
     standby_message,
     waits_with_starts,
 )
-from elasticjob._runtime.rendezvous.rounds import confirmation, restart_delay
+from elasticjob._runtime.rendezvous.rounds.starts import confirmation, restart_delay
 from elasticjob._runtime.rendezvous.state import (
     AgentDisconnected,
     AgentMessage,

@@ -9,7 +9,7 @@ from elasticjob._runtime.contract.messages import (
     OperatorView,
 )
 from elasticjob._runtime.rendezvous import node_ends
-from elasticjob._runtime.rendezvous.rounds import confirmation
+from elasticjob._runtime.rendezvous.rounds.starts import confirmation
 from elasticjob._runtime.rendezvous.state import (
     CoordinatorState,
     KnownAgent,

@@ -14,7 +14,7 @@ from elasticjob._runtime.contract.messages import (
     TrainingProgress,
 )
 from elasticjob._runtime.contract.text import with_noun
-from elasticjob._runtime.rendezvous.rounds import confirmation, restart_delay
+from elasticjob._runtime.rendezvous.rounds.starts import confirmation, restart_delay
 from elasticjob._runtime.rendezvous.state import CoordinatorState, KnownAgent, candidates, expected_pod
 
 

@@ -1,8 +1,8 @@
 """The rules of rounds: `decide(state, event, now) -> RoundDecision(state, effects, reason)`. Pure.
 
 `event_handlers.apply_event` changes the state by an event. `apply_rules` then applies the first of RULES that fits,
-until none does. Each rule has its module beside this one, such as `round_start` or `round_end`. `store_pod.coordinator`
-does the I/O. `contract.messages` describes the states of a member and the reasons for which a round ends.
+until none does. Each rule has its module in `starts` or `ends`. `store_pod.coordinator` does the I/O.
+`contract.messages` describes the states of a member and the reasons for which a round ends.
 
     Gathering ──start round──► Running ──broken, resized──► Ending ──conclude──► Gathering
         ▲                         │ all workers succeeded      │ maxRestarts used up
@@ -23,20 +23,21 @@ from elasticjob._runtime.rendezvous.decision import RoundDecision, Rule, join_re
 from elasticjob._runtime.rendezvous.event_batch import Settled, changes_no_rule, count_open, follow, may_wait
 from elasticjob._runtime.rendezvous.event_handlers.apply_event import apply_event
 from elasticjob._runtime.rendezvous.observations import stalls
-from elasticjob._runtime.rendezvous.rounds import confirmation, planned_end, restart_delay
-from elasticjob._runtime.rendezvous.rounds.job_outcome import adopt_outcome
-from elasticjob._runtime.rendezvous.rounds.lost_members import expire_lost_members, mark_finished_as_stopped
-from elasticjob._runtime.rendezvous.rounds.recovered_round import finish_recovery
-from elasticjob._runtime.rendezvous.rounds.release import release_departing_agents
-from elasticjob._runtime.rendezvous.rounds.round_break import break_round
-from elasticjob._runtime.rendezvous.rounds.round_conclusion import conclude_round, declare_success
-from elasticjob._runtime.rendezvous.rounds.round_end import (
+from elasticjob._runtime.rendezvous.rounds.ends import planned_end
+from elasticjob._runtime.rendezvous.rounds.ends.lost_members import expire_lost_members, mark_finished_as_stopped
+from elasticjob._runtime.rendezvous.rounds.ends.round_break import break_round
+from elasticjob._runtime.rendezvous.rounds.ends.round_conclusion import conclude_round, declare_success
+from elasticjob._runtime.rendezvous.rounds.ends.round_end import (
     advance_planned_end,
     end_broken_round,
     stop_deadline,
 )
-from elasticjob._runtime.rendezvous.rounds.round_size import resize_round
-from elasticjob._runtime.rendezvous.rounds.round_start import form_round
+from elasticjob._runtime.rendezvous.rounds.ends.round_size import resize_round
+from elasticjob._runtime.rendezvous.rounds.job_outcome import adopt_outcome
+from elasticjob._runtime.rendezvous.rounds.release import release_departing_agents
+from elasticjob._runtime.rendezvous.rounds.starts import confirmation, restart_delay
+from elasticjob._runtime.rendezvous.rounds.starts.recovered_round import finish_recovery
+from elasticjob._runtime.rendezvous.rounds.starts.round_start import form_round
 from elasticjob._runtime.rendezvous.state import (
     RECONNECT_GRACE,
     AgentDisconnected,

@@ -9,7 +9,7 @@ from elasticjob._runtime.rendezvous import store_recovery
 from elasticjob._runtime.rendezvous.decision import RoundDecision
 from elasticjob._runtime.rendezvous.event_handlers.announcements import stop_stale_round
 from elasticjob._runtime.rendezvous.event_handlers.standbys import stand_by
-from elasticjob._runtime.rendezvous.rounds.round_end import (
+from elasticjob._runtime.rendezvous.rounds.ends.round_end import (
     begin_end,
 )
 from elasticjob._runtime.rendezvous.state import (

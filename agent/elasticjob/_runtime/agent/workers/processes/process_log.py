@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
-from elasticjob._runtime.agent.workers.process_table import WorkerProcess
+from elasticjob._runtime.agent.workers.processes.process_table import WorkerProcess
 
 log = logging.getLogger(__name__)
 

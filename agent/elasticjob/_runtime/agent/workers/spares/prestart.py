@@ -9,12 +9,12 @@ from dataclasses import replace
 
 from elasticjob._runtime.agent.processes import descendants, kill
 from elasticjob._runtime.agent.start_workers.launcher import Launcher, StartError, WorkerStart
-from elasticjob._runtime.agent.workers.command_process import CommandProcess
-from elasticjob._runtime.agent.workers.process_table import ProcessTable
-from elasticjob._runtime.agent.workers.restartable_workers import RestartableWorkers
+from elasticjob._runtime.agent.workers.pod_command.command_process import CommandProcess
+from elasticjob._runtime.agent.workers.processes.process_table import ProcessTable
+from elasticjob._runtime.agent.workers.processes.restartable_workers import RestartableWorkers
+from elasticjob._runtime.agent.workers.processes.worker_process import ProcessEvent, ProcessState
 from elasticjob._runtime.agent.workers.worker import Worker
 from elasticjob._runtime.agent.workers.worker_files import WorkerFiles
-from elasticjob._runtime.agent.workers.worker_process import ProcessEvent, ProcessState
 from elasticjob._runtime.contract.messages import StartRound
 from elasticjob._runtime.contract.names import PRESTART_ROUND, RoundId
 

@@ -30,14 +30,14 @@ from elasticjob._runtime.agent.start_workers.launcher import Launcher, StartErro
 from elasticjob._runtime.agent.start_workers.launches.launch import REFUSED, Launch, RefusedLaunchError
 from elasticjob._runtime.agent.start_workers.launches.launch_server import LaunchServer
 from elasticjob._runtime.agent.start_workers.shims.shim_callers import process_attributes
-from elasticjob._runtime.agent.workers.command_process import CommandProcess, CommandState, Stage
-from elasticjob._runtime.agent.workers.exit_evidence import ExitEvidence
-from elasticjob._runtime.agent.workers.process_table import ProcessTable
+from elasticjob._runtime.agent.workers.pod_command.command_process import CommandProcess, CommandState, Stage
+from elasticjob._runtime.agent.workers.processes.exit_evidence import ExitEvidence
+from elasticjob._runtime.agent.workers.processes.process_table import ProcessTable
+from elasticjob._runtime.agent.workers.processes.worker_process import CALLED, IN_ROUND, RUNNING, ProcessEvent
 from elasticjob._runtime.agent.workers.round_times import RoundTimes
 from elasticjob._runtime.agent.workers.start_window import StartWindow
 from elasticjob._runtime.agent.workers.worker import EndedWorker, Worker
 from elasticjob._runtime.agent.workers.worker_files import WorkerFiles
-from elasticjob._runtime.agent.workers.worker_process import CALLED, IN_ROUND, RUNNING, ProcessEvent
 from elasticjob._runtime.contract.messages import Failure, FailureClass, StartRound
 from elasticjob._runtime.contract.names import Backend, Env
 from elasticjob._runtime.system.loop_errors import background_task

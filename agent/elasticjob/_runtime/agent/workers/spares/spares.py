@@ -11,15 +11,10 @@ from dataclasses import replace
 from elasticjob._runtime.agent.monitoring.exits.worker_exits import signal_name
 from elasticjob._runtime.agent.monitoring.progress.hangs import describe_place, dump_stacks
 from elasticjob._runtime.agent.processes import MAX_OOM_SCORE, is_stopped, oom_score, set_oom_score
-from elasticjob._runtime.agent.workers.end_process import discard_process, kill_process
-from elasticjob._runtime.agent.workers.prestart import PrestartLauncher
-from elasticjob._runtime.agent.workers.process_changes import ProcessChanges
-from elasticjob._runtime.agent.workers.process_table import ProcessTable
-from elasticjob._runtime.agent.workers.round_times import RoundTimes
-from elasticjob._runtime.agent.workers.spare_decisions import describe_spare_wait, first_note
-from elasticjob._runtime.agent.workers.start_window import StartWindow
-from elasticjob._runtime.agent.workers.worker import Worker
-from elasticjob._runtime.agent.workers.worker_process import (
+from elasticjob._runtime.agent.workers.processes.end_process import discard_process, kill_process
+from elasticjob._runtime.agent.workers.processes.process_changes import ProcessChanges
+from elasticjob._runtime.agent.workers.processes.process_table import ProcessTable
+from elasticjob._runtime.agent.workers.processes.worker_process import (
     IN_ROUND,
     KEPT,
     SPARE,
@@ -27,6 +22,11 @@ from elasticjob._runtime.agent.workers.worker_process import (
     SPARES,
     ProcessEvent,
 )
+from elasticjob._runtime.agent.workers.round_times import RoundTimes
+from elasticjob._runtime.agent.workers.spares.prestart import PrestartLauncher
+from elasticjob._runtime.agent.workers.spares.spare_decisions import describe_spare_wait, first_note
+from elasticjob._runtime.agent.workers.start_window import StartWindow
+from elasticjob._runtime.agent.workers.worker import Worker
 from elasticjob._runtime.contract.messages import StartRound
 from elasticjob._runtime.system.loop_errors import background_task
 

@@ -19,7 +19,7 @@ from elasticjob._runtime.contract.messages import (
 from elasticjob._runtime.contract.text import with_noun
 from elasticjob._runtime.diagnosis import HANG_GRACE
 from elasticjob._runtime.rendezvous.decision import RoundDecision, pod_names
-from elasticjob._runtime.rendezvous.rounds import planned_end
+from elasticjob._runtime.rendezvous.rounds.ends import planned_end
 from elasticjob._runtime.rendezvous.state import (
     BREAK_TIMEOUT,
     STOP_TIMEOUT,

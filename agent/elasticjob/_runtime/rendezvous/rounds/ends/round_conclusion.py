@@ -37,8 +37,8 @@ from elasticjob._runtime.contract.names import FINAL_EXCEPTIONS
 from elasticjob._runtime.contract.text import with_noun
 from elasticjob._runtime.diagnosis import root_cause
 from elasticjob._runtime.rendezvous.decision import RoundDecision, pod_names
-from elasticjob._runtime.rendezvous.rounds import confirmation, restart_delay
 from elasticjob._runtime.rendezvous.rounds.job_outcome import declare_outcome
+from elasticjob._runtime.rendezvous.rounds.starts import confirmation, restart_delay
 from elasticjob._runtime.rendezvous.state import (
     CoordinatorState,
     Round,

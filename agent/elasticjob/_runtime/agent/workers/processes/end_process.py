@@ -6,8 +6,8 @@ import time
 
 from elasticjob._runtime.agent.monitoring.exits.exiting_process import why_new_workers_must_wait
 from elasticjob._runtime.agent.processes import kill_with_children
-from elasticjob._runtime.agent.workers.process_table import ProcessTable
-from elasticjob._runtime.agent.workers.worker_process import ProcessEvent
+from elasticjob._runtime.agent.workers.processes.process_table import ProcessTable
+from elasticjob._runtime.agent.workers.processes.worker_process import ProcessEvent
 
 
 def kill_process(table: ProcessTable, pid: int) -> None:

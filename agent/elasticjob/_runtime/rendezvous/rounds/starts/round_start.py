@@ -12,7 +12,7 @@ from elasticjob._runtime.contract.text import with_noun
 from elasticjob._runtime.rendezvous.decision import RoundDecision
 from elasticjob._runtime.rendezvous.event_handlers.standbys import stand_by
 from elasticjob._runtime.rendezvous.observations import slow_starts
-from elasticjob._runtime.rendezvous.rounds import confirmation, rank_assignment
+from elasticjob._runtime.rendezvous.rounds.starts import confirmation, rank_assignment
 from elasticjob._runtime.rendezvous.state import (
     CoordinatorState,
     KnownAgent,

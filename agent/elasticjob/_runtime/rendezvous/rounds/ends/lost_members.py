@@ -8,7 +8,7 @@ from elasticjob._runtime.contract.messages import (
     MemberState,
 )
 from elasticjob._runtime.rendezvous.decision import RoundDecision, pod_names
-from elasticjob._runtime.rendezvous.rounds.round_end import stop_deadline
+from elasticjob._runtime.rendezvous.rounds.ends.round_end import stop_deadline
 from elasticjob._runtime.rendezvous.state import (
     CoordinatorState,
     Member,

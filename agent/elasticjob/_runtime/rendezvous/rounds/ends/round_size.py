@@ -7,7 +7,7 @@ from dataclasses import replace
 from elasticjob._runtime.contract.messages import EndReason, MemberState
 from elasticjob._runtime.contract.text import with_noun
 from elasticjob._runtime.rendezvous.decision import RoundDecision, pod_names
-from elasticjob._runtime.rendezvous.rounds.round_end import (
+from elasticjob._runtime.rendezvous.rounds.ends.round_end import (
     begin_end,
     begin_scale_down,
 )

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
-from elasticjob._runtime.agent.workers.worker import Worker
-from elasticjob._runtime.agent.workers.worker_process import (
+from elasticjob._runtime.agent.workers.processes.worker_process import (
     ENDED,
     IN_ROUND,
     INITIAL,
@@ -16,6 +15,7 @@ from elasticjob._runtime.agent.workers.worker_process import (
     ProcessState,
     next_state,
 )
+from elasticjob._runtime.agent.workers.worker import Worker
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""A command that starts launchers, and so runs once in its pod."""

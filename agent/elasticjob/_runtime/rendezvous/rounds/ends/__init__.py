@@ -1,0 +1,1 @@
+"""How a round ends, and what follows. Pure."""

@@ -1,0 +1,1 @@
+"""When a round starts, with which agents and ranks. Pure."""
