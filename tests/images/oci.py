@@ -134,7 +134,7 @@ def write_archive(image: Image, cache: Cache, archive: Path) -> bool:
     config, manifest = image.documents
     name, tag = image.name.split(":")
     annotations = {
-        "io.containerd.image.name": f"docker.io/library/{image.name}",
+        "io.containerd.image.name": image.name if "/" in image.name else f"docker.io/library/{image.name}",
         "org.opencontainers.image.ref.name": tag,
         "org.opencontainers.image.title": name,
     }

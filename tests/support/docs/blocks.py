@@ -4,6 +4,7 @@ A mark is an HTML comment right above a block, which readers do not see:
 
     <!-- not run: needs a GPU -->            nothing runs this block, and why
     <!-- run: hello -->                      the test of `RUNNERS` with this name runs it
+    <!-- file: bert.yaml -->                 the runner `cluster` writes it to this file
     <!-- checked: tests/unit/test_x.py -->   that test reads it from the page
     <!-- part of: spec.template.spec -->     where a part of a manifest belongs
 
@@ -21,6 +22,7 @@ from pathlib import Path
 from support.cluster.kubectl import REPOSITORY
 
 RUNNERS = {
+    "cluster": "tests/e2e/test_docs_blocks.py",
     "local": "tests/integration/test_docs_blocks.py",
 }
 """Name of a runner, and the file with the test that runs its blocks."""

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import yaml
+
 from support.docs.blocks import SOME_LINES, Block
 from support.docs.outputs import differences
 
@@ -32,16 +34,27 @@ class Shell:
 
         Raise AssertionError if it fails, or prints something else than the page shows.
         """
-        script = block.text
-        for word, value in self.words.items():
-            script = script.replace(word, value)
+        script = self._replaced(block.text)
         code, printed = self._run(script)
         assert code == 0, f"{block}: exit {code}\n{script}\n{printed}"
         if block.output is not None:
             some = SOME_LINES in block.output.marks
-            found = differences(block.output.text, printed, some_lines=some)
+            found = differences(self._replaced(block.output.text), printed, some_lines=some)
             assert not found, "\n".join([f"{block.output}: the page shows another output", *found])
         return printed
+
+    def problems(self, block: Block) -> list[str]:
+        """Run a block, and return what `run` raises, so that one run of a test finds all that is wrong on the pages."""
+        try:
+            self.run(block)
+        except AssertionError as error:
+            return [str(error)]
+        return []
+
+    def _replaced(self, text: str) -> str:
+        for word, value in self.words.items():
+            text = text.replace(word, value)
+        return text
 
     def _run(self, script: str) -> tuple[int, str]:
         """Return the exit code and the output of a script. None of its processes outlives it."""
@@ -63,6 +76,15 @@ class Shell:
             os.killpg(process.pid, signal.SIGTERM)  # `elasticjob run` drains and ends what it has started
             printed, _ = process.communicate(timeout=30)
             return 124, f"{printed}\nstill running after {self.timeout:g} s"
+
+
+def own_kubeconfig(kubeconfig: Path, namespace: str, folder: Path) -> Path:
+    """Write a kubeconfig whose namespace is this one, and return its path."""
+    config = yaml.safe_load(kubeconfig.read_text())
+    config["contexts"][0]["context"]["namespace"] = namespace
+    path = folder / "kubeconfig"
+    path.write_text(yaml.safe_dump(config))
+    return path
 
 
 def stand_in(folder: Path, name: str, script: str) -> None:

@@ -1,0 +1,83 @@
+"""The shell blocks of the documentation on the test cluster, in the order in which a new user reads the pages."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from support.cluster.install import RELEASE, SYSTEM, install
+from support.cluster.kube import Kube
+from support.cluster.kubectl import REPOSITORY, Tools
+from support.docs.blocks import Block, all_blocks
+from support.docs.docker import ARCHIVES
+from support.docs.shell import Shell, own_kubeconfig, stand_in
+
+NODE = "node2"
+REGISTRY = "registry.example.com/me"
+WORDS = {"NODE": NODE}
+
+
+@pytest.fixture
+def shell(bare: Kube, cluster_dir: Path, tmp_path: Path) -> Iterator[Shell]:
+    """A checkout of the repository, kubectl with a namespace of its own, and a cluster without the operator."""
+    bin_, checkout = tmp_path / "bin", tmp_path / "checkout"
+    for folder in (bin_, checkout):
+        folder.mkdir()
+    for name in ("charts", "examples", "Dockerfile"):  # what `docker build .` is given
+        (checkout / name).symlink_to(REPOSITORY / name)
+    docker = f"{shlex.quote(sys.executable)} {REPOSITORY}/tests/support/docs/docker.py"
+    path = f"{REPOSITORY}/tests:{REPOSITORY}:{REPOSITORY}/agent:{REPOSITORY}/operator"
+    stand_in(bin_, "docker", f'#!/bin/sh\nexport PYTHONPATH={path}\nexec {docker} "$@"\n')
+    namespace = f"docs-{time.time_ns() % 10**6}"
+    kubeconfig = own_kubeconfig(cluster_dir / "kubeconfig", namespace, tmp_path)
+    variables = {"KUBECONFIG": str(kubeconfig), ARCHIVES: str(tmp_path), "REGISTRY": REGISTRY}
+    bare.create("namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
+    tools = Tools(cluster_dir / "bin", cluster_dir / "kubeconfig")
+    tools.helm("uninstall", RELEASE, "-n", SYSTEM, "--wait", check=False)
+    try:
+        yield Shell(checkout, [bin_, cluster_dir / "bin", Path(sys.executable).parent], variables, WORDS)
+    finally:
+        tools.kubectl("uncordon", NODE)
+        tools.kubectl("annotate", "node", NODE, "elasticjob.dev/terminating-")
+        tools.kubectl("delete", "clusterrolebinding", "prometheus-reads-elasticjob", "--ignore-not-found")
+        bare.delete("namespaces", namespace)
+        install(bare, cluster_dir)
+
+
+ORDER = [
+    "docs/get-started/install.md",
+    "docs/get-started/first-job.md",
+    "docs/operate/drains-and-spot.md",
+    "docs/operate/security.md",
+    "docs/operate/upgrades.md",
+    "docs/run/elastic.md",
+]
+"""The pages in the order in which a new user meets them; a page that is not here comes last."""
+
+
+def position(block: Block) -> tuple[int, int]:
+    return (ORDER.index(block.page) if block.page in ORDER else len(ORDER), block.line)
+
+
+def test_the_first_hour(shell: Shell) -> None:
+    """Install, hello, an own script in an own image, faults, drains, an upgrade and a suspension, with one job."""
+    chosen = [block for block in all_blocks() if block.mark("run") == "cluster" or block.mark("file")]
+    new_image = "docker build -t $REGISTRY/elasticjob:0.2.0 charts/.. && docker push $REGISTRY/elasticjob:0.2.0"
+    found: list[str] = []
+    for block in sorted(chosen, key=position):
+        if block.text.startswith("helm upgrade"):
+            shell.run(replace(block, text=new_image, output=None))
+        if (name := block.mark("file")) is not None:
+            (shell.folder / name).unlink(missing_ok=True)  # the Dockerfile of the checkout is a link
+            (shell.folder / name).write_text(block.text)
+            continue
+        began = time.monotonic()
+        found += shell.problems(block)
+        print(f"{time.monotonic() - began:6.1f} s  {block}  {block.text.splitlines()[0]}")
+    assert not found, "\n\n".join(found)
