@@ -36,9 +36,7 @@ def connect_to_cluster(kubeconfig: str | None, context: str | None, namespace: s
         from kubernetes.config import ConfigException
     except ImportError:
         raise NotReachableError("the Kubernetes client is missing: pip install kubernetes") from None
-    # Both describe in the log what the exceptions, and so our sentences, have as well.
-    for name in ("urllib3", "root"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
+    logging.getLogger("urllib3").setLevel(logging.CRITICAL)  # its exceptions, and so our sentences, say the same
     settings = client.Configuration()
     settings.retries = False
     path = kubeconfig or os.environ.get("KUBECONFIG") or None
@@ -47,11 +45,23 @@ def connect_to_cluster(kubeconfig: str | None, context: str | None, namespace: s
             config.load_incluster_config(client_configuration=settings)
             own = _IN_POD.read_text().strip()
         else:
-            own = _load_kubeconfig(config, settings, path, context)
+            with _quiet_root_logger():
+                own = _load_kubeconfig(config, settings, path, context)
     except (ConfigException, OSError, ValueError) as error:
         where = path or str(_home_config())
         raise NotReachableError(f"{where}: {' '.join(str(error).split())}; see --kubeconfig and --context") from None
     return Cluster(client, client.ApiClient(settings), namespace or own or "default")
+
+
+@contextlib.contextmanager
+def _quiet_root_logger() -> Iterator[None]:
+    """The client logs with the root logger what its exceptions have as well."""
+    root, level = logging.getLogger(), logging.getLogger().level
+    root.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        root.setLevel(level)
 
 
 def _home_config() -> Path:
