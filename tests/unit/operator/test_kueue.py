@@ -457,6 +457,8 @@ def test_a_job_is_unready_only_while_fewer_pods_run_than_it_needs() -> None:
     assert MarkPodsReady(False) in run(stopped(marked, worker(0), pending)).actions
     assert actions_on_workload(run(stopped(marked, worker(0), worker(1)))) == []
     assert actions_on_workload(run(running(marked, worker(0), worker(1), spec=elastic(2, 3, 3)))) == []
+    ends = [worker(0, **ended(0)), worker(1, **ended(0))]
+    assert MarkPodsReady(False) not in run(stopped(marked, *ends)).actions, "the job succeeds"
     unmarked = view(RESERVED, ADMITTED, condition("PodsReady", value=False), count=3, admitted=3)
     assert actions_on_workload(run(stopped(unmarked, worker(0), pending))) == []
 

@@ -173,11 +173,13 @@ def _pods_ready(ctx: ReconcileContext, workload: Workload, world: TrainingState)
     """Return the new value of the condition PodsReady; None if it stays.
 
     Kueue may evict a job whose PodsReady stays False. So it becomes False only where fewer pods run than the job needs,
-    and never while a round trains, or while a store is replaced.
+    and never while a round trains, while a store is replaced, or while a job ends whose pods have begun to succeed.
     """
     marked = workload.is_true(WorkloadCondition.PODS_READY)
     if world.formed:
         return None if marked else True
+    if any(pod.end is not None and pod.end.exit_code == 0 for pod in ctx.current_pods):
+        return None
     running = sum(pod.phase == "Running" and pod.live for pod in ctx.current_pods)
     return False if marked and running < ctx.spec.min_replicas else None
 
