@@ -46,7 +46,7 @@ from elasticjob._runtime.agent.start_workers.shims.shim_callers import (
     torchrun_interpreter,
 )
 from elasticjob._runtime.contract.names import Env
-from elasticjob._runtime.system.loop_errors import background_task
+from elasticjob._runtime.system.local_listener import LocalListener, until_readable
 
 log = logging.getLogger(__name__)
 
@@ -113,12 +113,8 @@ class ShimServer:
         self._pending = 0
         """How many shims wait for a decision or a fork."""
         self._loop = asyncio.get_running_loop()
-        self._tasks: set[asyncio.Task[None]] = set()
         self._write_shims()
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        self._listener.bind(str(folder / "agent"))
-        self._listener.listen(64)
-        self._loop.add_reader(self._listener, self._accept)
+        self._listener = LocalListener(folder / "agent", self._run_shim)
 
     @property
     def has_processes(self) -> bool:
@@ -139,10 +135,7 @@ class ShimServer:
 
     def close(self) -> None:
         """Stop listening, and cancel the tasks that serve shims."""
-        self._loop.remove_reader(self._listener)
         self._listener.close()
-        for task in self._tasks:
-            task.cancel()
 
     def _write_shims(self) -> None:
         """Write a shim for each name of Python and torchrun that exists on PATH, and one for torchrun's workers."""
@@ -161,18 +154,6 @@ class ShimServer:
             raise PermissionError(f"programs in {self.folder} cannot be executed")
 
     # ---- one shim ------------------------------------------------------------------------------------------------
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            peer, _ = self._listener.accept()
-            peer.setblocking(False)
-            task = background_task(self._serve(peer))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    async def _serve(self, peer: socket.socket) -> None:
-        with peer:
-            await self._run_shim(peer)
 
     async def _run_shim(self, peer: socket.socket) -> None:
         """Fork a process for one shim, then relay signals until the process ends; or let the shim exec its program."""
@@ -279,7 +260,7 @@ class ShimServer:
 
     async def _receive_descriptors(self, peer: socket.socket) -> tuple[list[int], list[int]]:
         """Return the descriptors' numbers in the shim, and the descriptors."""
-        await _readable(peer)
+        await until_readable(peer)
         data, descriptors, _, _ = socket.recv_fds(peer, 4096, MAX_DESCRIPTORS)
         numbers = [int(number) for number in data.partition(b"\n")[0].split()]
         if len(numbers) != len(descriptors) or not data:
@@ -323,14 +304,3 @@ def _send_signal(pid: int, number: int, *, group: bool) -> None:
             (os.killpg if group else os.kill)(pid, number)
         except ProcessLookupError:  # forked just now: it leads no group yet
             os.kill(pid, number)
-
-
-async def _readable(peer: socket.socket) -> None:
-    """Wait until the socket can be read: asyncio cannot receive descriptors."""
-    loop = asyncio.get_running_loop()
-    ready = asyncio.Event()
-    loop.add_reader(peer, ready.set)
-    try:
-        await ready.wait()
-    finally:
-        loop.remove_reader(peer)
