@@ -37,9 +37,9 @@ def release(dist: Path, image: bool, allow_changes: bool) -> tuple[str, ...]:
 
 
 def empty(dist: Path) -> None:
-    """Make `dist` an empty folder; ReleaseError: it has files, and is no earlier release."""
+    """Make `dist` an empty folder. Raise ReleaseError if it has files that no earlier release left there."""
     if dist.exists() and any(dist.iterdir()) and not (dist / "SHA256SUMS").exists():
-        raise ReleaseError(f"{dist} has files and is no earlier release: empty it, or pass another --dist")
+        raise ReleaseError(f"{dist} has files, but not those of an earlier release: empty it, or pass another --dist")
     shutil.rmtree(dist, ignore_errors=True)
     dist.mkdir(parents=True)
 

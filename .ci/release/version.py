@@ -36,9 +36,9 @@ def places(repository: Path = REPOSITORY) -> Iterator[tuple[Path, str]]:
 
 
 def set_version(version: str, repository: Path = REPOSITORY) -> list[Path]:
-    """Write a version to all places; return the files that changed. ReleaseError: it is no version."""
+    """Write a version to all places; return the files that changed. Raise ReleaseError if it is not a version."""
     if not re.fullmatch(_NUMBER, version):
-        raise ReleaseError(f"{version} is no version such as 0.2.0 or 0.2.0rc1")
+        raise ReleaseError(f"{version} is not a version: write it as 0.2.0 or 0.2.0rc1")
     changed = []
     for glob, pattern in PLACES.items():
         for path in sorted(repository.glob(glob)):

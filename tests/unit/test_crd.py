@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -132,6 +134,19 @@ def test_every_field_of_spec_and_status_has_a_description() -> None:
     parts = {name: SOURCE["properties"][name] for name in ("spec", "status")}
     assert [name for name, part in parts.items() if not part.get("description")] == []
     assert [path for name, part in parts.items() for path in undescribed(part, name)] == []
+
+
+def descriptions(part: Any) -> Iterator[str]:
+    """Yield all descriptions of a schema, and the messages of its rules."""
+    if isinstance(part, dict):
+        yield from (part[key] for key in ("description", "message") if isinstance(part.get(key), str))
+    for child in part.values() if isinstance(part, dict) else part if isinstance(part, list) else ():
+        yield from descriptions(child)
+
+
+def test_a_node_in_a_description_is_a_node_of_kubernetes() -> None:
+    words = re.compile(r"(?<![-\w])(?:nodes?|machines?)\b")
+    assert [text for text in descriptions(SOURCE) if words.search(text)] == []
 
 
 def test_every_list_map_key_is_required_or_has_a_default() -> None:

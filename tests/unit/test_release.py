@@ -86,7 +86,7 @@ def test_the_version_is_the_same_in_all_places(tmp_path: Path) -> None:
     assert len(versions.set_version("9.8.7rc1", tmp_path)) == len({path for path, _ in found})
     assert {version for _, version in versions.places(tmp_path)} == {"9.8.7rc1"}
     assert versions.chart_version("9.8.7rc1") == "9.8.7-rc1"
-    with pytest.raises(ReleaseError, match="next is no version"):
+    with pytest.raises(ReleaseError, match="next is not a version"):
         versions.set_version("next", tmp_path)
 
 
@@ -105,7 +105,7 @@ def test_a_lock_has_a_version_that_pyproject_allows_of_each_requirement(extra: s
 def test_nothing_is_released_over_other_files_or_from_changes(tmp_path: Path) -> None:
     (tmp_path / "dist").mkdir()
     (tmp_path / "dist/thesis.tex").touch()
-    with pytest.raises(ReleaseError, match="is no earlier release"):
+    with pytest.raises(ReleaseError, match="not those of an earlier release"):
         empty(tmp_path / "dist")
     repository = tmp_path / "repository"
     git = ["git", "-C", str(repository), "-c", "user.name=a", "-c", "user.email=a@example.com"]

@@ -69,7 +69,8 @@ def _not_reconciled(seen: Circumstances) -> Iterator[Finding]:
         reason = job_condition(seen.job, "ReconcileFailed").get("reason", "")
         yield finding(
             f"the operator cannot go on with this job ({reason}); a round that trains is not affected",
-            seen.message("ReconcileFailed"), "kubectl -n elasticjob-system logs deployment/elasticjob --tail=50",
+            seen.message("ReconcileFailed"),
+            "kubectl -n elasticjob-system logs -l app.kubernetes.io/component=operator --prefix --tail=50",
         )  # fmt: skip
     if seen.job["metadata"].get("deletionTimestamp"):
         yield finding("the job is being deleted", "", f"kubectl get pods -l {Label.JOB_NAME}={seen.name}")

@@ -1,5 +1,5 @@
 """Defaults of a platform for what jobs leave open: a job's spec wins over its namespace's defaults, and those over the
-cluster's. An administrator writes them; they are no limits. Pure.
+cluster's. An administrator writes them; a job may set another value. Pure.
 
 Only fields whose absence the operator sees can have one: the API server fills in those with a default in the CRD, and
 then nothing tells whether the job has set them.
