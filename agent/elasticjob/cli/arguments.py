@@ -19,6 +19,7 @@ examples, on this machine:
 examples, on the cluster of the kubeconfig:
   elasticjob status                           all jobs; with a name, one job on one screen
   elasticjob why bert                         why it does not run, is not at full size, or is slow
+  elasticjob ui --open                        all jobs, live, in the browser
 
 in pods:
   elasticjob agent -- python train.py --lr 1  the command of a worker pod (reads ELASTICJOB_* variables)
@@ -133,6 +134,10 @@ def _add_cluster(subcommands: argparse._SubParsersAction[_Parser]) -> None:
     stacks.add_argument("--pod", action="append", default=[], metavar="POD", help="only this pod; may be repeated")
     stacks.add_argument("--all-threads", action="store_true", help="all threads, and not only the main one")
     _add_output(stacks)
+    ui = _verb(subcommands, "ui", "serve a page with all jobs, live, to the browser of this machine")
+    ui.add_argument("-A", "--all-namespaces", action="store_true", help="jobs of all namespaces")
+    ui.add_argument("--port", type=_port, default=0, metavar="N", help="port on 127.0.0.1 (default: a free one)")
+    ui.add_argument("--open", action="store_true", help="open the page in the browser")
     scale = _verb(subcommands, "scale", "change how many worker pods a job trains on")
     _add_job(scale)
     scale.add_argument("replicas", type=_count, metavar="N", help="worker pods")
@@ -162,6 +167,12 @@ def _count(text: str) -> int:
     if not text.isascii() or not text.isdigit():
         raise argparse.ArgumentTypeError(f"want a number from 0 on, got {text!r}")
     return int(text)
+
+
+def _port(text: str) -> int:
+    if (number := _count(text)) > 65535:
+        raise argparse.ArgumentTypeError(f"want a port from 0 to 65535, got {text!r}")
+    return number
 
 
 def _numbers(text: str) -> list[int]:

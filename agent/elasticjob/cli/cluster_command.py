@@ -67,6 +67,12 @@ def _run_verb(cluster: Cluster, output: VerbOutput, options: argparse.Namespace)
             from elasticjob.cli.verbs.stacks import show_stacks
 
             return show_stacks(cluster, output, options.job, options.pod, all_threads=options.all_threads)
+        case "ui":
+            from elasticjob.cli.ui.serve import serve_page
+
+            return serve_page(
+                cluster, output, all_namespaces=options.all_namespaces, port=options.port, open_browser=options.open
+            )
         case "scale":
             from elasticjob.cli.verbs.scale import scale_job
 

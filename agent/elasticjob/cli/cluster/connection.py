@@ -95,6 +95,10 @@ class Cluster:
     def server(self) -> str:
         return str(self._api.configuration.host)
 
+    def in_namespace(self, namespace: str) -> Cluster:
+        """Return the same connection for requests in another namespace."""
+        return Cluster(self._client, self._api, namespace)
+
     def get(self, resource: ApiResource, name: str, subresource: str = "") -> KubeObject:
         what = f"get {resource.plural} {name}"
         return self._json("GET", resource.url(self.namespace, name, subresource), what)

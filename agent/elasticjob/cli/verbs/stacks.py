@@ -37,6 +37,18 @@ NO_HANDLER = (
 
 def show_stacks(cluster: Cluster, output: VerbOutput, name: str, pods: Sequence[str], *, all_threads: bool) -> int:
     """Show the stacks of all workers, or of those in some pods; return the exit code: 1 if a pod could not be asked."""
+    views, problems = ask_workers(cluster, name, pods)
+    for problem in problems:
+        output.note(f"elasticjob stacks: {problem}")
+    output.show(views, lambda painter: stack_lines(views, painter, all_threads=all_threads))
+    return int(bool(problems))
+
+
+def ask_workers(cluster: Cluster, name: str, pods: Sequence[str]) -> tuple[list[dict[str, Any]], list[Exception]]:
+    """Return (what the workers have dumped, by rank; what went wrong in pods that could not be asked).
+
+    `pods`: only these; empty: all. ClusterError: no worker pod runs, or no worker can dump its stacks.
+    """
     cluster.get(ELASTICJOBS, name)
     found = in_order(cluster.list(POD_LIST, pods_selector(name, Role.WORKER)))
     asked = [pod for pod in found if is_active(pod) and has_log(pod) and (not pods or pod_name(pod) in pods)]
@@ -45,19 +57,14 @@ def show_stacks(cluster: Cluster, output: VerbOutput, name: str, pods: Sequence[
     ranks = ranks_by_pod(cluster, asked)
     with ThreadPoolExecutor(AT_ONCE) as pool:
         answers = list(pool.map(lambda pod: _ask(cluster, pod), asked))
-    failed = False
+    problems = [answer for answer in answers if isinstance(answer, Exception)]
     views: list[dict[str, Any]] = []
     for pod, answer in zip(asked, answers, strict=True):
         if isinstance(answer, str):
             views += stack_views(pod, answer, ranks)
-        else:
-            failed = True
-            output.note(f"elasticjob stacks: {answer}")
-    if not views and not failed:
+    if not views and not problems:
         raise ClusterError(NO_HANDLER.format(job=name))
-    views.sort(key=lambda view: (view.get("rank", 1 << 30), view["pod"], view["localRank"]))
-    output.show(views, lambda painter: stack_lines(views, painter, all_threads=all_threads))
-    return int(failed)
+    return sorted(views, key=lambda view: (view.get("rank", 1 << 30), view["pod"], view["localRank"])), problems
 
 
 def _ask(cluster: Cluster, pod: KubeObject) -> str | Exception:
@@ -88,14 +95,19 @@ def stack_views(pod: KubeObject, answer: str, ranks: Ranks) -> list[dict[str, An
 
 def stack_lines(views: Sequence[dict[str, Any]], painter: Painter, *, all_threads: bool) -> Iterator[str]:
     """Yield the stacks, those of ranks at the same place once. Pure."""
-    places: dict[str, list[dict[str, Any]]] = {}
-    for view in views:
-        places.setdefault(_place(view, all_threads=all_threads), []).append(view)
-    for number, (place, there) in enumerate(sorted(places.items(), key=lambda item: len(item[1]))):
+    for number, (there, place) in enumerate(stack_groups(views, all_threads=all_threads)):
         if number:
             yield ""
-        yield painter.paint(f"{with_noun(len(there), 'worker')}: {', '.join(map(_name, there[:16]))}", "bold")
-        yield from (f"  {line}" for line in printable(place).splitlines())
+        yield painter.paint(f"{with_noun(len(there), 'worker')}: {', '.join(there[:16])}", "bold")
+        yield from (f"  {line}" for line in place.splitlines())
+
+
+def stack_groups(views: Sequence[dict[str, Any]], *, all_threads: bool) -> list[tuple[list[str], str]]:
+    """Return (workers, their stack) for each place, that of the fewest workers first. Pure."""
+    places: dict[str, list[str]] = {}
+    for view in views:
+        places.setdefault(_place(view, all_threads=all_threads), []).append(_name(view))
+    return [(there, printable(place)) for place, there in sorted(places.items(), key=lambda item: len(item[1]))]
 
 
 def _name(view: dict[str, Any]) -> str:
