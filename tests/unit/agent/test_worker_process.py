@@ -142,7 +142,7 @@ def explored() -> Iterator[tuple[States, Step, States | None]]:
     histories: dict[States, tuple[Step, ...]] = {(None, None): ()}
     todo = list(histories)
     while todo:
-        states = todo.pop()
+        states = todo.pop(0)  # the shortest history first
         history = histories[states]
         for pid, state in enumerate(states, 1):
             for what in S if state is None else E:
