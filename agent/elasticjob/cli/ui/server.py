@@ -66,6 +66,7 @@ class PageServer(ThreadingHTTPServer):
 
     def server_bind(self) -> None:
         # HTTPServer's own asks the resolver for the name of the machine, which may take long.
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # so that `--port` works again at once
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = "127.0.0.1", int(self.server_address[1])

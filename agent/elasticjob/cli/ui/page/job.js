@@ -64,7 +64,9 @@ function line(view, state) {
   const all = end - start;
   const seconds = state.span === "all" ? all : state.span === "auto" ? Math.min(all, 3600) : Number(state.span);
   const from = Math.max(end - seconds, start);
-  const legend = [["round", "a round trains"], ["recovery", "recovery"], ["up", "a pod is there"], ["fault", "✕ fault", "text"], ["change", "◆ planned change", "text"]];
+  const legend = [["round", "a round trains"], ["past", "a round that ended"], ["recovery", "recovery"],
+    ["up", "a pod runs"], ["waits", "a pod does not run"], ["gone", "a pod that is gone"],
+    ["fault", "✕ fault", "text"], ["change", "◆ planned change", "text"]];
   return section("time", "Time line",
     el("p", {}, el("label", { for: "span" }, "Show "), el("select", { id: "span", onchange: (event) => state.choose(event.target.value) },
       SPANS.map(([value, text]) => el("option", { value, selected: value === state.span ? "" : null }, text)))),
