@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,12 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
 """
 )
 """Rank 1 fails once all ranks run, and the others wait for their end."""
+WHERE = """
+import os
+from elasticjob._runtime.system.process_placement import read_placement
+found = read_placement(os.getpid())
+print("cpus", set(found.processors), "nice", f"+{found.nice - int(os.environ['NICE'])}", found.memory, flush=True)
+"""
 STAYS = RANK + "import pathlib, signal; pathlib.Path('stays-' + os.environ['RANK']).touch(); signal.pause()"
 GROUP = 'import torch.distributed as d; d.init_process_group("gloo")'
 UNTIL_STAYS = "until [ -e stays-0 ] && [ -e stays-1 ]; do sleep 0.05; done"
@@ -51,7 +59,8 @@ def run(
         replicas=pods, nprocPerNode=2, preload=list(preload), failurePolicy={"maxRestarts": max_restarts}, **spec,
     )  # fmt: skip
     job["spec"]["template"]["spec"]["containers"][0]["env"] = [  # type: ignore[index]
-        {"name": "PATH", "value": f"{Path(sys.executable).parent}:/usr/bin:/bin"}
+        {"name": "PATH", "value": f"{Path(sys.executable).parent}:/usr/bin:/bin"},
+        {"name": "NICE", "value": str(os.nice(0))},
     ]
     return LocalRun(job, folder)
 
@@ -73,12 +82,31 @@ def test_a_failed_rank_restarts_below_the_command_that_waits(preload: tuple[str,
     assert "1 restart" in job.text
 
 
+def test_python_before_a_launcher_runs_once_too(tmp_path: Path) -> None:
+    with run(tmp_path, "python rank.py one && torchrun rank.py two") as job:
+        assert job.exit_code() == 0, job.text
+    assert lines(job, "['one']") == ["rank 0 of 2 default ['one'] restart 0"], job.text
+    assert len(lines(job, "['two']")) == 2, job.text
+
+
+def test_ranks_have_the_processors_the_memory_policy_and_the_priority_of_their_launcher(tmp_path: Path) -> None:
+    (tmp_path / "where.py").write_text(WHERE)
+    memory = "numactl --membind=0" if shutil.which("numactl") else ""
+    cpu = min(os.sched_getaffinity(0))
+    with run(tmp_path, f"echo before; nice -n 3 taskset -c {cpu} {memory} torchrun where.py; echo after") as job:
+        assert job.exit_code() == 0, job.text
+    assert lines(job, "cpus") == [f"cpus {{{cpu}}} nice +3 {'bind:0' if memory else 'default'}"] * 2, job.text
+    assert (lines(job, "before"), lines(job, "after")) == (["before"], ["after"]), job.text
+
+
 def test_options_of_logs_count_and_the_output_goes_where_the_launcher_s_goes(tmp_path: Path) -> None:
     script = (
-        "torchrun --tee 3 --local-ranks-filter 1 --log-dir logs rank.py > all.txt; torchrun rank.py | sed s/^/to-sed-/"
+        "torchrun --tee 3 --local-ranks-filter 1 --log-dir logs rank.py > all.txt;"
+        " torchrun --local-addr=10.0.0.9 rank.py | sed s/^/to-sed-/"
     )
     with run(tmp_path, script) as job:
         assert job.exit_code() == 0, job.text
+    assert "--local-addr (the address is the pod's; set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME" in job.text
     assert (tmp_path / "all.txt").read_text() == "[default1]:rank 1 of 2 default [] restart 0\n", job.text
     files = sorted(path.read_text() for path in (tmp_path / "logs").glob("*/*/*/stdout.log"))
     assert files == [f"rank {rank} of 2 default [] restart 0\n" for rank in range(2)]
@@ -117,8 +145,11 @@ def test_what_the_job_has_not_ends_it(script: str, reason: str, message: str, tm
 
 @pytest.mark.parametrize(
     "script",
-    ["python rank.py one; torchrun rank.py two", "[ -e x ] && torchrun rank.py one; echo one; echo two"],
-    ids=["Python first", "no launcher"],
+    [
+        f"python -c '{GROUP}; print(1)' | sed s/1/one/; torchrun rank.py two",
+        "[ -e x ] && torchrun rank.py one; echo one; echo two",
+    ],
+    ids=["a rank first", "no launcher"],
 )
 def test_a_command_that_comes_to_no_launcher_first_runs_once_for_each_rank(script: str, tmp_path: Path) -> None:
     with run(tmp_path, script) as job:

@@ -141,7 +141,7 @@ WARM = ["torch"]
     ("command", "preload", "words"),
     [
         (
-            ["bash", "-c", f"{TORCHRUN} --standalone --nproc_per_node=1 --role trainer --tee 3 train.py by path"],
+            ["bash", "-c", f"{TORCHRUN} --standalone --local-addr=h --role trainer --tee 3 train.py by path"],
             WARM,
             ["by path"],
         ),
@@ -197,6 +197,7 @@ def test_a_launcher_trains_in_the_world_of_the_job(
         assert run.text.count("role trainer") == 2, run.text
         assert "[trainer0]:role trainer" in run.text, run.text
         assert "of logs have no effect" not in run.text, run.text
+        assert ("--local-addr has no effect: the address is the pod's" in run.text) == (TORCHRUN in command[-1])
     assert run.text.count("the driver goes on") == (2 if "in_process.py" in command else 0)
 
 

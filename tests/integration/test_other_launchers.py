@@ -1,4 +1,4 @@
-"""deepspeed and composer become the rank that they start below, other launchers are refused: with stand-ins of them.
+"""What deepspeed and composer start are the ranks of the pod, other launchers are refused: with stand-ins of them.
 
 The packages need GPUs or too many other packages. The stand-ins have their entry points, and start ranks of their own
 if nothing takes their place.
@@ -93,8 +93,8 @@ PACKAGES = {
 """File and text of each launcher's module, by the name of its program."""
 
 
-def run_job(folder: Path, command: str) -> LocalRun:
-    """Start a job of two nodes with one worker each whose shell runs a command, with the launchers on its PATH."""
+def run_job(folder: Path, command: str, workers: int = 1) -> LocalRun:
+    """Start a job of two pods with so many workers each whose shell runs a command, with the launchers on its PATH."""
     programs = folder / "bin"
     programs.mkdir()
     for program, (name, text) in PACKAGES.items():
@@ -106,35 +106,51 @@ def run_job(folder: Path, command: str) -> LocalRun:
         (programs / program).write_text(f"#!{sys.executable}\n{lines}")
         (programs / program).chmod(0o755)
     (folder / "train.py").write_text(SCRIPT)
-    (folder / "stage.sh").write_text(f"set -e\nPATH={programs}:$PATH\n{command}\n")
-    return LocalRun(manifest(["bash", "stage.sh"], replicas=2, failurePolicy={"maxRestarts": 3}), folder)
+    (folder / "stage.sh").write_text(f"set -e\nPATH={programs}:$PATH\necho before\n{command}\necho after\n")
+    job = manifest(["bash", "stage.sh"], replicas=2, nprocPerNode=workers, failurePolicy={"maxRestarts": 3})
+    return LocalRun(job, folder)
 
 
-ONE = "eyJsb2NhbGhvc3QiOiBbMF19"
-"""`{"localhost": [0]}`: one device of one node."""
+TWO = "eyJsb2NhbGhvc3QiOiBbMCwgMV19"
+"""`{"localhost": [0, 1]}`: two devices of one node."""
 
 
 @pytest.mark.parametrize(
     ("command", "words"),
     [
         (
-            "deepspeed --hostfile=x --num_gpus 1 train.py --deepspeed",
-            "--local_rank=0 --deepspeed RANK={0} WORLD_SIZE=2 LOCAL_RANK=0 CROSS_RANK={0} CROSS_SIZE=2 LOCAL_SIZE=1",
+            "deepspeed --hostfile=x --num_gpus 2 train.py --deepspeed '$x'",
+            "--local_rank={local} --deepspeed $x RANK={rank} WORLD_SIZE=4 LOCAL_RANK={local} CROSS_RANK={node}"
+            " CROSS_SIZE=2 LOCAL_SIZE=2",
         ),
         (
-            f"python -m deepspeed.launcher.launch --world_info {ONE} --no_local_rank --module train x",
-            "x RANK={0} WORLD_SIZE=2 LOCAL_RANK=0 CROSS_RANK={0} CROSS_SIZE=2 LOCAL_SIZE=1",
+            f"python -m deepspeed.launcher.launch --world_info {TWO} --no_local_rank --module train x",
+            "x RANK={rank} WORLD_SIZE=4 LOCAL_RANK={local} CROSS_RANK={node} CROSS_SIZE=2 LOCAL_SIZE=2",
         ),
-        ("composer -n 1 train.py 'rank=$RANK'", "rank={0} RANK={0} WORLD_SIZE=2 LOCAL_RANK=0 NODE_RANK={0}"),
+        (
+            "composer -n 2 train.py 'rank=$RANK'",
+            "rank={rank} RANK={rank} WORLD_SIZE=4 LOCAL_RANK={local} NODE_RANK={node}",
+        ),
     ],
     ids=["deepspeed", "deepspeed of a node", "composer"],
 )
-def test_a_launcher_becomes_the_rank_that_it_starts_below(command: str, words: str, tmp_path: Path) -> None:
-    with run_job(tmp_path, command) as run:
+def test_a_launcher_s_ranks_are_those_of_the_pod_whose_command_runs_once(
+    command: str, words: str, tmp_path: Path
+) -> None:
+    with run_job(tmp_path, command, workers=2) as run:
         assert run.exit_code() == 0, run.text
-    for rank in range(2):
-        assert f"script {words.format(rank)}\n" in run.text, run.text
-    assert run.text.count(":script ") == 2, run.text
+    for rank in range(4):
+        assert f"script {words.format(rank=rank, local=rank % 2, node=rank // 2)}\n" in run.text, run.text
+    assert run.text.count(":script ") == 4, run.text
+    assert (run.text.count(":before"), run.text.count(":after")) == (2, 2), run.text
+
+
+def test_a_launcher_that_the_command_does_not_name_becomes_the_rank_that_it_starts_below(tmp_path: Path) -> None:
+    with run_job(tmp_path, "name=composer; $name -n 2 train.py 'rank=$RANK'", workers=2) as run:
+        assert run.exit_code() == 0, run.text
+    for rank in range(4):
+        assert f"script rank={rank} RANK={rank} " in run.text, run.text
+    assert (run.text.count(":script "), run.text.count(":before")) == (4, 4), run.text
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,17 +13,15 @@ from elasticjob._runtime.agent.reporting.log_options import BOTH, LogOptions, wi
 from elasticjob._runtime.agent.start_workers.command import (
     CommandError,
     PlainCommand,
-    UserCommand,
     parse_command,
     parse_shell_launch,
     with_local_rank,
 )
 from elasticjob._runtime.agent.start_workers.in_workers.launchers import _log_options
 from elasticjob._runtime.agent.start_workers.launches.launch import Launch, receive_streams
-from elasticjob._runtime.agent.start_workers.launches.launcher_commands import is_preparation, may_start_launcher
-from elasticjob._runtime.agent.start_workers.launches.stage_start import rank_environment
+from elasticjob._runtime.agent.start_workers.launches.launcher_commands import may_start_launcher
+from elasticjob._runtime.agent.start_workers.launches.stage_start import rank_command, rank_environment
 from elasticjob._runtime.agent.start_workers.shims.shim_callers import ShimCaller
-from elasticjob._runtime.contract.commands.python_command import parse_python_command
 
 
 @pytest.mark.parametrize(
@@ -37,7 +36,15 @@ from elasticjob._runtime.contract.commands.python_command import parse_python_co
         (["bash", "-c", "tune download x; ./trainer"], False),
         (["bash", "-c", "python train.py"], False),
         (["bash", "-c", "./trainer --out torchrun.log"], False),
-        (["bash", "-c", "deepspeed train.py"], False),
+        (["bash", "-c", "deepspeed train.py"], True),
+        (["deepspeed", "train.py"], True),
+        (["bash", "-c", "cd x && FOO=1 /opt/venv/bin/composer -n 8 train.py"], True),
+        (["bash", "-c", "numactl --membind=0 deepspeed train.py"], True),
+        (["numactl", "--membind=0", "deepspeed", "train.py"], True),
+        (["bash", "-c", "python -m deepspeed.launcher.launch train.py"], True),
+        (["bash", "-c", "python train.py --strategy deepspeed --stage 2"], False),
+        (["bash", "-c", "numactl --membind=0 python train.py --strategy deepspeed --stage 2"], False),
+        (["bash", "-c", "pip install deepspeed; python train.py"], False),
         (["bash", "-c", "ALLOW_SEPARATE_WORLDS=1 torchrun train.py"], False),
         (["python", "train.py", "torchrun"], False),
         (["bash", "{folder}/launches.sh"], True),
@@ -54,25 +61,6 @@ def test_which_commands_run_once_until_they_start_a_launcher(argv: list[str], ex
     command = parse_command([word.format(folder=tmp_path) for word in argv])
     assert may_start_launcher(command, {}) is expected
     assert not may_start_launcher(command, {"ALLOW_SEPARATE_WORLDS": "1"})
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("python -m pip install x", True),
-        ("python -m torch.distributed.run t.py", True),
-        ("python -m accelerate.commands.launch t.py", True),
-        ("python -m train", False),
-        ("python pip", False),
-        ("python -c pip", False),
-    ],
-)
-def test_which_python_is_no_rank(line: str, expected: bool) -> None:
-    assert is_preparation(parse_command(line.split()) if "torch" not in line else _module(line)) is expected
-
-
-def _module(line: str) -> UserCommand:
-    return parse_python_command(line.split())
 
 
 def test_a_torchrun_keeps_its_macros_for_its_ranks() -> None:
@@ -96,6 +84,23 @@ def test_a_rank_has_the_launchers_environment_and_its_own_rank() -> None:
         "ROLE_NAME": "r",
         "ELASTICJOB_LAUNCHED": "1",
     }
+
+
+def test_each_rank_has_the_launchers_variables_and_arguments() -> None:
+    caller = ShimCaller((), {"HOME": "/h"}, "/", 0, (), (), ())
+    command = PlainCommand(("x", "--local_rank=${local_rank}", "$RANK", "${RANK}", "$$", "$y"), "", has_macros=True)
+    launch = Launch(caller, command, variables={"NODE_RANK": "GROUP_RANK"})
+    env = rank_environment(launch, {"RANK": "5", "LOCAL_RANK": "1", "GROUP_RANK": "2"})
+    assert env["NODE_RANK"] == "2"
+    assert rank_command(launch, env).argv == ("x", "--local_rank=1", "$RANK", "${RANK}", "$", "$y")
+    assert rank_command(replace(launch, expands=True), env).argv == (
+        "x",
+        "--local_rank=${local_rank}",
+        "5",
+        "5",
+        "$$",
+        "$y",
+    )
 
 
 def test_the_options_of_a_launcher_come_before_those_of_the_template() -> None:

@@ -50,6 +50,7 @@ __all__ = [
     "shell_role",
     "torchrun_options",
     "with_local_rank",
+    "without_effect",
 ]
 
 PYTHON_EXEC = "PYTHON_EXEC"
@@ -141,6 +142,14 @@ def shell_log_options(argv: Sequence[str], env: Mapping[str, str]) -> dict[str, 
     except CommandError:
         return {}
     return {name: options[name] for name in _LOG_OPTIONS if options.get(name)}
+
+
+def without_effect(argv: Sequence[str], env: Mapping[str, str]) -> str:
+    """Return a line about the options without effect of a torchrun in a pod's command; empty if it has none."""
+    try:
+        return check_options(torchrun_options(argv, env))
+    except CommandError:
+        return ""
 
 
 def lost_log_options(argv: Sequence[str], env: Mapping[str, str]) -> str:

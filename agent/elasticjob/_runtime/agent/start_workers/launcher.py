@@ -32,6 +32,7 @@ from elasticjob._runtime.agent.start_workers.launches.stage_start import (
     caller_fields,
     null_device,
     rank_environment,
+    run_of_rank,
     start_by_exec,
 )
 from elasticjob._runtime.agent.start_workers.libuv import has_libuv
@@ -224,7 +225,7 @@ class Launcher:
                 try:
                     for worker in workers:
                         env = {**rank_environment(launch, worker.env), **self._libuv_env()}
-                        caller = caller_fields(launch.caller, decision, env, worker.env.get("LOCAL_RANK", ""))
+                        caller = caller_fields(launch.caller, run_of_rank(launch, decision, env), env)
                         request = {"env": {}, "descriptors": [0, 1, 2], "caller": caller}
                         (forked,) = await server.fork([request], [stdin, worker.stdout, worker.stderr])
                         pids.append(forked.pid)

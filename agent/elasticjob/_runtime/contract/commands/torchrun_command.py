@@ -68,6 +68,7 @@ class TorchrunOption:
 _REPLICAS = "spec.replicas and spec.elasticPolicy set the number of nodes"
 _RENDEZVOUS = "the coordinator of the job runs the rendezvous"
 _FIRST_NODE = "each round has a store of its own, on its first node"
+_POD_ADDRESS = "the address is the pod's; set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME for another network"
 _OWN_AGENT = "remove it, or set spec.rendezvous.backend: c10d"
 _HONOURED, _REPLACED, _REFUSED = OptionUse.HONOURED, OptionUse.REPLACED, OptionUse.REFUSED
 
@@ -101,7 +102,7 @@ TORCHRUN_OPTIONS: Mapping[str, TorchrunOption] = {
         TorchrunOption("node-rank", _REPLACED, "the coordinator ranks the nodes", parse=int),
         TorchrunOption("master-addr", _REPLACED, _FIRST_NODE),
         TorchrunOption("master-port", _REPLACED, _FIRST_NODE, parse=int),
-        TorchrunOption("local-addr", _REPLACED, "the address is the pod's"),
+        TorchrunOption("local-addr", _REPLACED, _POD_ADDRESS),
         TorchrunOption("logs-specs", _REFUSED, f"the agent writes the logs: {_OWN_AGENT}", has_variable=False),
         TorchrunOption("numa-binding", _REFUSED, f"the agent binds no processors: {_OWN_AGENT}", has_variable=False),
         TorchrunOption("signals-to-handle", _HONOURED),

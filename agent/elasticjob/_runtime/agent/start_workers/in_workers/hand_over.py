@@ -36,11 +36,19 @@ def begin_as_rank() -> None:
     del os.environ[LAUNCHES]
 
 
-def hand_over(argv: Sequence[str], role: str, log_options: Mapping[str, str], check: Callable[[], None]) -> int | None:
+def hand_over(
+    argv: Sequence[str],
+    check: Callable[[], None],
+    *,
+    role: str = "",
+    log_options: Mapping[str, str] | None = None,
+    variables: Mapping[str, str] | None = None,
+    expands: bool = False,
+) -> int | None:
     """Let the agent run this program as the ranks of the pod, and return its exit code once all of them have ended.
 
     None: this process has to become the rank of its environment. `check` raises SeparateWorldError if the launcher
-    asks for what the job has not.
+    asks for what the job has not. The others are as in `launches.launch.Launch`.
     """
     try:
         check()
@@ -48,8 +56,15 @@ def hand_over(argv: Sequence[str], role: str, log_options: Mapping[str, str], ch
         _ask({"event": "refuse", "message": str(error)})
         time.sleep(60)  # the agent ends the command: it must not go on after this
         raise
-    env = dict(os.environ)
-    request = {"event": "launch", "argv": list(argv), "role": role, "log_options": dict(log_options), "env": env}
+    request = {
+        "event": "launch",
+        "argv": list(argv),
+        "role": role,
+        "log_options": dict(log_options or {}),
+        "variables": dict(variables or {}),
+        "expands": expands,
+        "env": dict(os.environ),
+    }
     answer = _ask(request, waits=True)
     if message := answer.get("refused"):
         fail(str(message))

@@ -45,6 +45,7 @@ _COMMANDS = (
     "composer",
 )
 """Launchers that do nothing after their workers have ended."""
+_POD_ADDRESS = "the address is the pod's; set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME for another network"
 _COUNTS_ITSELF = {"auto", "gpu", "cpu", "xpu"}
 
 
@@ -72,13 +73,13 @@ def _become_worker(config: Any, entrypoint: Any, args: Sequence[Any]) -> dict[in
     """
     refuse_in_training()
     restore_assigned()
+    if getattr(config, "local_addr", None) and os.environ["LOCAL_RANK"] == "0":
+        print(f"[elasticjob] --local-addr has no effect: {_POD_ADDRESS}", file=sys.stderr)
     check = functools.partial(_check_number, int(config.nproc_per_node), int(config.max_nodes))
     if LAUNCHES in os.environ and not callable(entrypoint):
         role = "" if config.role == "default" else str(config.role)
-        code = hand_over([str(entrypoint), *map(str, args)], role, _log_options(config), check)
-        if code:
-            raise SystemExit(code if code > 0 else 128 - code)
-        if code == 0:
+        argv = [str(entrypoint), *map(str, args)]
+        if end_as_ranks(hand_over(argv, check, role=role, log_options=_log_options(config))):
             return {int(os.environ["RANK"]): None}
     begin_as_rank()
     check()
@@ -92,6 +93,13 @@ def _become_worker(config: Any, entrypoint: Any, args: Sequence[Any]) -> dict[in
     words = [Template(str(arg)).safe_substitute(local_rank=os.environ["LOCAL_RANK"]) for arg in args]
     _run_in_place([str(entrypoint), *words], "nodes and rendezvous")
     return {rank: None}
+
+
+def end_as_ranks(code: int | None) -> bool:
+    """Return whether the agent has run this launcher's ranks with success; SystemExit if they have failed."""
+    if code:
+        raise SystemExit(code if code > 0 else 128 - code)
+    return code == 0
 
 
 def _log_options(config: Any) -> dict[str, str]:

@@ -1,9 +1,9 @@
-"""Launchers that do not call torch's agent: deepspeed and composer become the rank that they start below.
+"""Launchers that do not call torch's agent: what deepspeed and composer start are the ranks of the pod.
 
-Both would start one process for each GPU of a node. As with torch's agent, the process becomes the program that the
-launcher would start instead, with the variables and arguments that its script expects. ft_launcher and hyperpodrun have
-an elastic agent of their own and are refused. Parsers and names are those of deepspeed 0.19, composer 0.32,
-nvidia-resiliency-ext 0.4 and hyperpod-elastic-agent 1.1.
+Both would start one process for each GPU of a node. As with torch's agent, the agent of the pod runs the program that
+the launcher would start, or the process becomes it, with the variables and arguments that its script expects.
+ft_launcher and hyperpodrun have an elastic agent of their own and are refused. Parsers and names are those of deepspeed
+0.19, composer 0.32, nvidia-resiliency-ext 0.4 and hyperpod-elastic-agent 1.1.
 """
 
 from __future__ import annotations
@@ -13,10 +13,13 @@ import functools
 import json
 import os
 import sys
+from string import Template
+from typing import NamedTuple
 
 from .assigned import assigned, restore_assigned
-from .launchers import become_rank, check_local_number
-from .one_world import ALLOWED, cannot_patch, fail
+from .hand_over import hand_over
+from .launchers import become_rank, check_local_number, end_as_ranks, refuse_in_training
+from .one_world import ALLOWED, LAUNCHES, cannot_patch, fail
 from .refused import REFUSED
 
 TYPE_CHECKING = False
@@ -31,9 +34,8 @@ def replace_deepspeed(module: ModuleType) -> None:
 
     def run(args: list[str] | None = None) -> None:
         parsed = module.parse_args(args)
-        if parsed.num_gpus > 0:
-            check_local_number(parsed.num_gpus)
-        _become_deepspeed_rank(parsed, parsed.user_script, parsed.user_args)
+        asked = parsed.num_gpus if parsed.num_gpus > 0 else None
+        _run_deepspeed(parsed, parsed.user_script, parsed.user_args, asked)
 
     # Autotuning starts trainings of its own, one after the other: they are refused when they form their groups.
     _replace(module, "main", run, unless=lambda args=None: "--autotuning" in _words(args))
@@ -45,9 +47,8 @@ def replace_deepspeed_node(module: ModuleType) -> None:
     def run() -> None:
         parsed = module.parse_args()
         nodes = list(json.loads(base64.urlsafe_b64decode(parsed.world_info)).values())
-        if nodes:
-            check_local_number(len(nodes[min(parsed.node_rank, len(nodes) - 1)]))
-        _become_deepspeed_rank(parsed, parsed.training_script, parsed.training_script_args)
+        asked = len(nodes[min(parsed.node_rank, len(nodes) - 1)]) if nodes else None
+        _run_deepspeed(parsed, parsed.training_script, parsed.training_script_args, asked)
 
     _replace(module, "main", run)
 
@@ -57,15 +58,13 @@ def replace_composer(module: ModuleType) -> None:
 
     def run() -> None:
         parsed = module._get_parser().parse_args()  # not `_parse_args`: it checks ranks that have no effect
-        if parsed.nproc is not None:
-            check_local_number(parsed.nproc)
-        restore_assigned()
         argv = [] if parsed.command_mode else [sys.executable]
         argv += ["-m"] if parsed.module_mode else []
-        os.environ.update(NODE_RANK=assigned()["GROUP_RANK"], PYTHONUNBUFFERED="1")
+        args = [os.path.expanduser(arg) for arg in parsed.training_script_args]  # noqa: PTH111
+        os.environ["PYTHONUNBUFFERED"] = "1"
         # composer expands variables such as $RANK in the arguments of the script.
-        args = [os.path.expandvars(os.path.expanduser(arg)) for arg in parsed.training_script_args]  # noqa: PTH111
-        become_rank([*argv, parsed.training_script, *args], "nodes, ranks and log files")
+        program = _Ranks([*argv, parsed.training_script], args, {"NODE_RANK": "GROUP_RANK"}, expands=True)
+        _run_ranks(program, parsed.nproc, "nodes, ranks and log files")
 
     _replace(module, "main", run)
 
@@ -80,15 +79,51 @@ def refuse_hyperpodrun(module: ModuleType) -> None:
     _replace(module, "main", lambda *_args, **_named: fail(REFUSED["hyperpodrun"]))
 
 
-def _become_deepspeed_rank(parsed: Any, script: str, args: list[str]) -> None:
-    given = assigned()
+class _Ranks(NamedTuple):
+    """What a launcher runs as each rank."""
+
+    program: list[str]
+    args: list[str]
+    """torchrun's macro `${local_rank}` is replaced in them, unless variables are."""
+    variables: dict[str, str]
+    """Variables that each rank gets, and torchrun's names of their values."""
+    expands: bool = False
+    """Whether variables in the arguments are replaced by their values in the rank."""
+
+
+def _run_deepspeed(parsed: Any, script: str, args: list[str], asked: int | None) -> None:
     argv = [] if parsed.no_python else [sys.executable, "-u"]
     argv += ["-m"] if parsed.module else []
-    local_rank = [] if parsed.no_local_rank else [f"--local_rank={given['LOCAL_RANK']}"]
-    os.environ.update(
-        CROSS_RANK=given["GROUP_RANK"], CROSS_SIZE=given["GROUP_WORLD_SIZE"], LOCAL_SIZE=given["LOCAL_WORLD_SIZE"]
-    )
-    become_rank([*argv, script, *local_rank, *args], "hosts, devices, cores and log files")
+    local_rank = [] if parsed.no_local_rank else ["--local_rank=${local_rank}"]
+    words = [*local_rank, *(arg.replace("$", "$$") for arg in args)]
+    variables = {"CROSS_RANK": "GROUP_RANK", "CROSS_SIZE": "GROUP_WORLD_SIZE", "LOCAL_SIZE": "LOCAL_WORLD_SIZE"}
+    _run_ranks(_Ranks([*argv, script], words, variables), asked, "hosts, devices, cores and log files")
+
+
+def _run_ranks(ranks: _Ranks, asked: int | None, without_effect: str) -> None:
+    """Let the agent run the ranks of the pod if its command runs once, or become the rank that this process is.
+
+    `asked`: the number of workers on each node that the launcher asks for; None: none. SystemExit if the ranks fail.
+    """
+
+    def check() -> None:
+        if asked is not None:
+            check_local_number(asked)
+
+    refuse_in_training()
+    restore_assigned()
+    if LAUNCHES in os.environ:
+        argv = [*ranks.program, *ranks.args]
+        if end_as_ranks(hand_over(argv, check, variables=ranks.variables, expands=ranks.expands)):
+            return
+    check()
+    given = assigned()
+    os.environ.update({name: given[value] for name, value in ranks.variables.items()})
+    if ranks.expands:
+        args = list(map(os.path.expandvars, ranks.args))
+    else:
+        args = [Template(arg).safe_substitute(local_rank=given["LOCAL_RANK"]) for arg in ranks.args]
+    become_rank([*ranks.program, *args], without_effect)
 
 
 def _replace(

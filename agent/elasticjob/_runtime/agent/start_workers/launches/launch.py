@@ -33,6 +33,10 @@ class Launch:
     """Empty: the job's."""
     log_options: Mapping[str, str] = field(default_factory=dict)
     """Options of logs that the launcher was given: long names of torchrun's options, and their texts."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Variables that the launcher gives to each rank, and torchrun's names of their values."""
+    expands: bool = False
+    """Whether the launcher replaces variables such as `$RANK` in the arguments of each rank."""
     streams: tuple[int, int, int] | None = None
     """The launcher's own stdin, stdout and stderr, as descriptors of this process; None: it has closed one of them."""
 
@@ -46,8 +50,8 @@ class Launch:
 class Launches(Protocol):
     """What the agent does for the processes of a pod's command. No two commands run at the same time."""
 
-    async def python_begins(self) -> bool:
-        """Handle a Python that is no launcher. Return whether it is a rank of a command that runs once for each."""
+    async def runs_for_each_rank(self) -> bool:
+        """Return whether the command runs once for each rank by now, and a Python that it starts is one of them."""
 
     async def rank_begins(self) -> None:
         """Handle a process that is about to act as a rank; RefusedLaunchError if the command runs once in this pod."""

@@ -109,7 +109,13 @@ def _launch(peer: socket.socket, request: dict[str, Any], descriptors: Sequence[
     caller = replace(read_process(peer_pid(peer)), program=argv, env=env)
     options = {str(name): str(value) for name, value in request["log_options"].items()}
     return Launch(
-        caller, _command(argv), str(request["role"]), options, receive_streams(descriptors, request["streams"])
+        caller,
+        _command(argv),
+        str(request["role"]),
+        options,
+        {str(name): str(value) for name, value in request["variables"].items()},
+        bool(request["expands"]),
+        receive_streams(descriptors, request["streams"]),
     )
 
 

@@ -9,20 +9,23 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from elasticjob._runtime.agent.start_workers.command import PlainCommand, PythonCommand, UserCommand
+from elasticjob._runtime.agent.start_workers.command import PlainCommand, UserCommand
 from elasticjob._runtime.contract.commands.launchers import SHELLS
-from elasticjob._runtime.contract.commands.python_command import ProgramMode, base_name
+from elasticjob._runtime.contract.commands.python_command import base_name
 from elasticjob._runtime.contract.shared_memory.untrusted_file import read_regular_file
 
 _LAUNCHERS = re.compile(
     r"(?:^|[\s;&|(/\"'])(?:torchrun|torch\.distributed\.(?:run|launch)|accelerate(?:-launch)?|axolotl|trl"
-    r"|(?:tune|fabric)\s+run|llamafactory-cli|swift)(?=$|[\s;&|)\"'])"
+    r"|(?:tune|fabric)\s+run|llamafactory-cli|swift|deepspeed\.launcher\.(?:runner|launch)|composer\.cli\.launcher)"
+    r"(?=$|[\s;&|)\"'])"
 )
+_FRAMEWORKS = re.compile(
+    r"(?:^|[\n;&|(]|\b(?:exec|run|then|do|else|time|env)\s|\b(?:numactl|nice|taskset)\s(?:[^\n;&|p]|p(?!ython))*?\s)"
+    r"\s*(?:\w+=\S*\s+)*(?:[^\s;&|]*/)?(?:deepspeed|composer)\s+\S"
+)
+"""Launchers with the names of packages, which are values of options too (`--strategy deepspeed`): as programs."""
 _MEANS_IT = "ALLOW_SEPARATE_WORLDS"
 _MAX_SCRIPT = 1 << 20
-_LAUNCHER_MODULES = ("torch.distributed.", "accelerate.", "deepspeed.", "composer.", "axolotl.", "trl.", "swift.")
-_HELPERS = ("pip", "venv", "ensurepip", "virtualenv", "uv")
-"""Modules that prepare an environment, and are no rank."""
 
 
 def may_start_launcher(command: UserCommand, env: Mapping[str, str]) -> bool:
@@ -30,16 +33,8 @@ def may_start_launcher(command: UserCommand, env: Mapping[str, str]) -> bool:
     if not isinstance(command, PlainCommand) or not command.starts_python or env.get(_MEANS_IT) == "1":
         return False
     text = "\n".join((*command.argv, _script(command.argv)))
-    return _MEANS_IT not in text and _LAUNCHERS.search(_joined_lines(text)) is not None
-
-
-def is_preparation(command: UserCommand) -> bool:
-    """Return whether Python runs a module that starts no rank itself: a launcher, or one that installs packages."""
-    if not isinstance(command, PythonCommand):
-        return False
-    if command.mode is not ProgramMode.MODULE:
-        return False
-    return command.target in _HELPERS or f"{command.target}.".startswith(_LAUNCHER_MODULES)
+    text = _joined_lines(text)
+    return _MEANS_IT not in text and any(known.search(text) for known in (_LAUNCHERS, _FRAMEWORKS))
 
 
 def _script(argv: Sequence[str]) -> str:

@@ -16,6 +16,7 @@ from elasticjob._runtime.agent.start_workers.command import (
     UserCommand,
     parse_shell_command,
 )
+from elasticjob._runtime.system.process_placement import ProcessPlacement, read_placement
 
 _READ_AT_START = (
     *("PYTHON", "LD_", "LANG", "LC_", "GLIBC_", "MALLOC_", "OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "NUMEXPR_"),
@@ -24,6 +25,7 @@ _READ_AT_START = (
 """Prefixes of variables that are read once, when the interpreter starts or a library is loaded."""
 _READ_ON_USE = ("TORCH_NCCL_", "TORCH_ELASTIC_", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE")
 """Exceptions to `_READ_AT_START`: torch reads these on each use. torchrun sets them, for itself and its workers."""
+_ANYWHERE = ProcessPlacement()
 LIMITS = tuple(sorted(name for name in dir(resource) if name.startswith("RLIMIT_")))
 
 
@@ -41,9 +43,11 @@ class ShimCaller:
     limits: tuple[tuple[int, int, int], ...]
     """(resource, soft, hard)."""
     process_attributes: tuple[object, ...]
-    """Attributes that a fork cannot take over: users, priority, processors, memory policy, root and namespaces."""
+    """Attributes that no process of the agent can take over: users, root, namespaces, and some placements."""
     of_torchrun: bool = False
     """Whether the process is a worker of a torchrun."""
+    placement: ProcessPlacement = _ANYWHERE
+    """A fork cannot take it over, a process that starts by exec can."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,7 @@ class ForkServerProcess:
     """Path."""
     env: Mapping[str, str]
     process_attributes: tuple[object, ...]
+    placement: ProcessPlacement = _ANYWHERE
 
 
 @dataclass(frozen=True)
@@ -90,7 +95,8 @@ def fork_or_exec(
         return ExecInstead(command.argv, f"the interpreter is {path}, the fork server runs {fork_server.interpreter}")
     if set(command.flags) - {"-u"}:
         return ExecInstead(command.argv, f"a fork does not support the interpreter flags {' '.join(command.flags)}")
-    if caller.process_attributes != fork_server.process_attributes:
+    same = caller.placement == fork_server.placement
+    if not same or caller.process_attributes != fork_server.process_attributes:
         return ExecInstead(command.argv, "its user, priority, processors, memory policy, root or namespaces differ")
     if changed := changed_at_start(fork_server.env, caller.env):
         return ExecInstead(command.argv, f"variables that are read only at the start differ: {', '.join(changed)}")
@@ -143,6 +149,7 @@ def read_process(pid: int) -> ShimCaller:
         _signals(int(status["SigIgn"], 16)),
         tuple((number, *resource.prlimit(pid, number)) for number in (getattr(resource, name) for name in LIMITS)),
         process_attributes(pid),
+        placement=read_placement(pid),
     )
 
 
@@ -151,14 +158,10 @@ def process_attributes(pid: int) -> tuple[object, ...]:
     proc = Path(f"/proc/{pid}")
     status = _status(proc)
     root = os.stat(proc / "root")  # noqa: PTH116
-    try:
-        memory = tuple((proc / "numa_maps").read_text(errors="replace").split()[1:2])
-    except OSError:
-        memory = ()  # a kernel without NUMA
-    nice = (proc / "stat").read_text(errors="replace").rpartition(")")[2].split()[16]  # field 19 of proc(5)
     namespaces = tuple(os.readlink(proc / "ns" / kind) for kind in ("mnt", "net", "pid", "ipc"))  # noqa: PTH115
-    credentials = tuple(status[name] for name in ("Uid", "Gid", "Groups", "CapEff", "NoNewPrivs", "Cpus_allowed"))
-    return (*credentials, (root.st_dev, root.st_ino), memory, nice, namespaces)
+    credentials = tuple(status[name] for name in ("Uid", "Gid", "Groups", "CapEff", "NoNewPrivs"))
+    placement = read_placement(pid)
+    return (*credentials, (root.st_dev, root.st_ino), None if placement.can_be_applied() else placement, namespaces)
 
 
 def _split_at_zeros(path: Path) -> list[str]:

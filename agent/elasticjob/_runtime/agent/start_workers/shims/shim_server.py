@@ -26,6 +26,7 @@ from elasticjob._runtime.agent.start_workers.command import (
     parse_shell_launch,
     shell_log_options,
     shell_role,
+    without_effect,
 )
 from elasticjob._runtime.agent.start_workers.launches.launch import (
     Launch,
@@ -34,7 +35,6 @@ from elasticjob._runtime.agent.start_workers.launches.launch import (
     receive_streams,
     relay_until_end,
 )
-from elasticjob._runtime.agent.start_workers.launches.launcher_commands import is_preparation
 from elasticjob._runtime.agent.start_workers.shims.shim_callers import (
     ExecInstead,
     ForkServerProcess,
@@ -47,6 +47,7 @@ from elasticjob._runtime.agent.start_workers.shims.shim_callers import (
 )
 from elasticjob._runtime.contract.names import Env
 from elasticjob._runtime.system.local_listener import LocalListener, until_readable
+from elasticjob._runtime.system.process_placement import read_placement
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +100,9 @@ class ShimServer:
         self._interpreter = interpreter
         self._parse = parse_own_agent_command if own_agent else parse_shell_command
         self._path = env.get("PATH")
-        self._fork_server = ForkServerProcess(interpreter, env, process_attributes(os.getpid()))
+        self._fork_server = ForkServerProcess(
+            interpreter, env, process_attributes(os.getpid()), read_placement(os.getpid())
+        )
         self._fork = fork
         self._launches = launches
         self._peers: dict[int, socket.socket] = {}
@@ -170,7 +173,7 @@ class ShimServer:
                     return
             role: tuple[str, ...] = ()
             if self._parse is parse_shell_command:
-                self._note_log_options(caller)
+                self._note(lost_log_options(caller.program, caller.env))
                 if name := shell_role(program, caller.env):
                     caller = replace(caller, env={**caller.env, "ROLE_NAME": name})
                     role = ("env", f"ROLE_NAME={name}")
@@ -218,15 +221,15 @@ class ShimServer:
             launches.refuse(str(error))
             return False, caller
         if command is not None:
+            self._note(without_effect(caller.program, caller.env))
             role = shell_role(caller.program, caller.env)
             options = shell_log_options(caller.program, caller.env)
-            launch = Launch(caller, command, role, options, receive_streams(descriptors, numbers))
+            launch = Launch(caller, command, role, options, streams=receive_streams(descriptors, numbers))
             if await self._hand_over(peer, launch, launches):
                 return True, caller
             is_rank = True
         else:
-            parsed = self._parse(caller.program, torchrun_python, caller.env)
-            is_rank = not is_preparation(parsed) and await launches.python_begins()
+            is_rank = await launches.runs_for_each_rank()
         if not is_rank:
             return False, caller
         return False, replace(caller, env={name: v for name, v in caller.env.items() if name != Env.LAUNCHES})
@@ -251,12 +254,11 @@ class ShimServer:
             self._answer(peer, b"ended", b"%d" % code)
         return end is not None
 
-    def _note_log_options(self, caller: ShimCaller) -> None:
-        """Log it once if options of a torchrun have no effect."""
-        note = lost_log_options(caller.program, caller.env)
-        if note and note not in self._notes:
-            self._notes.add(note)
-            log.info("%s", note)
+    def _note(self, text: str) -> None:
+        """Log a text about options of a torchrun once."""
+        if text and text not in self._notes:
+            self._notes.add(text)
+            log.info("%s", text)
 
     async def _receive_descriptors(self, peer: socket.socket) -> tuple[list[int], list[int]]:
         """Return the descriptors' numbers in the shim, and the descriptors."""

@@ -4,7 +4,7 @@ The first local rank's process of the command starts alone. What it comes to dec
 
 - a launcher: it hands its ranks over. They are the processes of the round, and a failure restarts them in place, while
   the command waits. Once all have ended with success, the launcher ends, and the command goes on.
-- Python itself, or a process that acts as a rank: the command runs once for each rank, from now on.
+- a process that acts as a rank: the command runs once for each rank, from now on.
 - its end: likewise, if it has succeeded.
 
 A restart after the first launcher runs the whole command again: other nodes may be at another launcher.
@@ -113,7 +113,7 @@ class PodCommand:
 
     def _note_wait(self, pid: int) -> None:
         if self.process.state is _ALONE and self.process.pid == pid:
-            text = "the command runs once so far, for %.0f s: the other ranks start if it comes to Python or a launcher"
+            text = "the command runs once so far, for %.0f s: the other ranks start when it comes to them"
             log.info(text, NOTE_AFTER)
 
     def ranks_started(self) -> None:
@@ -149,10 +149,9 @@ class PodCommand:
 
     # ---- what the command comes to -----------------------------------------------------------------------------------
 
-    async def python_begins(self) -> bool:
-        """As `Launches.python_begins`."""
-        if await self._is_current() and self.process.state is _ALONE:
-            await self._start_others("comes to Python before a launcher")
+    async def runs_for_each_rank(self) -> bool:
+        """As `Launches.runs_for_each_rank`."""
+        await self._is_current()
         return self.process.state is _OFF
 
     async def rank_begins(self) -> None:
