@@ -12,6 +12,8 @@ import yaml
 from benchmarks.simulated_pods import NAMESPACE
 
 from api_server.conftest import Cluster
+from elasticjob.cli.cluster.connection import connect_to_cluster
+from elasticjob.cli.ui.feed import JobFeed
 from support.cli.fake_api import write_kubeconfig
 
 ROLES = """
@@ -60,11 +62,38 @@ async def test_all_verbs_on_a_real_api_server(cluster: Cluster) -> None:
     assert code == 1  # no kubelet has the logs
     assert err.count("read the log of pod bert-") == 3
 
-    viewer = CommandLine(viewer_kubeconfig(cluster))
+    kubeconfig = viewer_kubeconfig(cluster)
+    viewer = CommandLine(kubeconfig)
     assert (await viewer.view("status", "bert"))["training"] == 3
     assert "causes" not in await viewer.view("why", "bert")
     assert await viewer.view("events", "bert")
+    await the_page_shows_a_fault(cluster, kubeconfig)
     await changes(cluster, admin, viewer)
+
+
+async def the_page_shows_a_fault(cluster: Cluster, kubeconfig: str) -> None:
+    """Read what `elasticjob ui` shows, as the viewer, while a pod is lost."""
+    feed = JobFeed(connect_to_cluster(kubeconfig, None, None), all_namespaces=False)
+    before = await asyncio.to_thread(feed.job, NAMESPACE, "bert")
+    assert list(before["notRead"]) == ["pods.metrics.k8s.io", "nodes"]
+    assert [(r["workers"], r["how"]) for r in before["timeline"]["rounds"]] == [(3, "training")]
+    assert {lane["state"] for lane in before["timeline"]["lanes"]} == {"Running"}
+    await cluster.pods.fail(cluster.pods.node("bert", 1))
+
+    def recovered() -> bool:
+        status = cluster.pods.jobs["bert"]["status"]
+        return bool(status["rendezvousRound"] > 1 and status.get("recentFailures"))
+
+    await cluster.pods.until("a round after the fault", recovered, 60)
+    await cluster.until_running("bert", 3)
+    after = await asyncio.to_thread(feed.job, NAMESPACE, "bert")
+    first, *_, last = after["timeline"]["rounds"]
+    assert (first["number"], first["how"], last["how"]) == (1, "fault", "training")
+    (fault,) = after["timeline"]["faults"]
+    assert (fault["pod"], first["cause"].endswith("bert-1-0")) == ("bert-1-0", True)
+    assert [(lane["pod"], "end" in lane) for lane in after["timeline"]["lanes"]] == [
+        ("bert-0-0", False), ("bert-1-0", True), ("bert-1-1", False), ("bert-2-0", False),
+    ]  # fmt: skip
 
 
 async def changes(cluster: Cluster, admin: CommandLine, viewer: CommandLine) -> None:

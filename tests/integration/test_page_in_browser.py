@@ -257,6 +257,16 @@ def test_a_screen_reader_has_landmarks_headings_headers_and_pictures_in_words(ta
         assert all(name for role, name in spoken if role in ("button", "link", "combobox", "table", "region"))
 
 
+def test_what_may_not_be_read_is_no_lack_of_it(tab: Tab, api: FakeApi) -> None:
+    api.refused = {f"/api/v1/namespaces/team/{kind}": (403, "eve may not") for kind in ("pods", "events")}
+    api.refused["/api/v1/nodes"] = (403, "eve may not")
+    with page() as server:
+        open_job(tab, server)
+        for part, text in (("#pods", "you may not list pods"), ("#events", "list events"), ("#unread", "list nodes")):
+            assert text in tab.run(f"document.querySelector('{part}').textContent")
+        assert "The job has no pods" not in tab.text()
+
+
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280])
 def test_it_can_be_read_in_both_themes_and_fits_a_narrow_window(tab: Tab, api: FakeApi, width: int, dark: bool) -> None:

@@ -100,6 +100,16 @@ def test_a_recovery_has_its_phases_and_a_lost_pod_has_a_lane() -> None:
     ]  # fmt: skip
 
 
+def test_faults_in_the_same_second_as_a_new_round_end_the_round_that_they_hit() -> None:
+    job = a_job()
+    job["status"] |= {"recentFailures": [failure(100), failure(100, "bert-0-0"), failure(98)], "rendezvousRound": 4}
+    seen = {n: FormedRound(n, NOW - ago, 2, 4) for n, ago in ((1, 900.0), (2, 99.6), (3, 97.9))}
+    shown = job_timeline(job, [], [], formed_rounds(job, [], seen), NOW)
+    assert [(r["number"], r["how"], r.get("cause", "")[-15:]) for r in shown["rounds"]] == [
+        (1, "fault", "bert-1-0 rank 3"), (2, "fault", "bert-1-0 rank 3"), (3, "planned", ""), (4, "training", ""),
+    ]  # fmt: skip
+
+
 def test_a_job_without_a_status_has_an_empty_time_line() -> None:
     shown = line(a_job(status={}), [])
     assert (shown["rounds"], shown["faults"], shown["lanes"]) == ([], [], [])

@@ -74,7 +74,7 @@ class JobFeed:
         }
 
     def job(self, namespace: str, name: str) -> dict[str, Any]:
-        """Return one job. What may not be read is left out, with a sentence in `notRead`."""
+        """Return one job. What may not be read is left out; `notRead` has why, by resource."""
         return self._recent.get(("view", namespace, name), SOON, lambda: self._job(self._of(namespace), name))
 
     def stacks(self, namespace: str, name: str) -> dict[str, Any]:
@@ -115,7 +115,7 @@ class JobFeed:
 
     def _job(self, cluster: Cluster, name: str) -> dict[str, Any]:
         job, now = cluster.get(ELASTICJOBS, name), self._clock()
-        not_read: list[str] = []
+        not_read: dict[str, str] = {}
 
         def read(resource: ApiResource, selector: str = "", seconds: float = SOON) -> KubeObjects:
             key = (resource.plural, resource.group, cluster.namespace if resource.namespaced else "", selector)
@@ -124,7 +124,7 @@ class JobFeed:
             except ClusterError as error:
                 missing = isinstance(error, RefusedError) and error.status in (404, 503)
                 if not (missing and resource in (POD_METRICS, QUEUED_WORKLOADS)):
-                    not_read.append(f"{resource.plural}: {error}")
+                    not_read[f"{resource.plural}.{resource.group}".rstrip(".")] = str(error)
                 return []
 
         pods, events = read(POD_LIST, pods_selector(name)), read(EVENT_LIST, seconds=2 * SOON)

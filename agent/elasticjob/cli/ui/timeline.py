@@ -25,7 +25,7 @@ PLANNED = frozenset(
 """Reasons of Events that explain the end of a round that no fault has ended."""
 _FORMED = re.compile(r"round (\d+): training on (\d+) nodes? with (\d+) workers?")
 _SLACK = 1.5
-"""Seconds by which an Event may be earlier than what it is about: its time is in whole seconds."""
+"""Seconds by which the time of an Event or a failure may differ from a round's: theirs are whole seconds."""
 
 
 @dataclass(frozen=True)
@@ -93,13 +93,16 @@ def _rounds(
     job: KubeObject, rounds: Sequence[FormedRound], failures: Sequence[KubeObject],
     events: Sequence[Mapping[str, Any]], now: float,
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
+    left = [(parse_time(failure["time"]) or 0.0, failure) for failure in failures]
     for formed, following in zip_longest(rounds, rounds[1:]):
         until = following.start if following else _last_end(job)
         end, cause = until, ""
-        limit = now if until is None else until
-        fault = next((f for f in failures if formed.start <= (parse_time(f["time"]) or 0.0) <= limit + _SLACK), None)
-        if until is not None and fault is not None and (following is not None or not holds(job, "Complete")):
-            end, how, cause = min(limit, parse_time(fault["time"]) or limit), "fault", _short(fault)
+        limit = until if until is not None and following else (now if until is None else until) + _SLACK
+        own = [(time, failure) for time, failure in left if formed.start - _SLACK <= time <= limit]
+        left = [(time, failure) for time, failure in left if time > limit]  # each fault ends one round
+        if own and until is not None and (following is not None or not holds(job, "Complete")):
+            time, fault = own[0]
+            end, how, cause = min(until, max(time, formed.start)), "fault", _short(fault)
         elif until is None:
             how = "training"
         elif following is None and has_finished(job):
@@ -154,9 +157,16 @@ def _recovery(failure: KubeObject) -> dict[str, Any]:
 
 def _lanes(pods: Sequence[Mapping[str, Any]], failures: Sequence[KubeObject]) -> list[dict[str, Any]]:
     """Return a lane for each worker pod: those that are there, then those of which only a failure is known."""
+    ended = {failure.get("pod"): parse_time(failure["time"]) for failure in failures}
     lanes = [
         without_empty(
-            {"pod": p["name"], "node": p.get("node"), "start": parse_time(p.get("created")), "state": p["state"]}
+            {
+                "pod": p["name"],
+                "node": p.get("node"),
+                "start": parse_time(p.get("created")),
+                "state": p["state"],
+                "end": ended.get(p["name"]) if p["state"].startswith("Failed") else None,
+            }
         )
         for p in pods
         if p.get("role") == "worker"

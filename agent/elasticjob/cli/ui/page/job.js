@@ -16,7 +16,6 @@ export function jobPage(view, state) {
   return [
     el("p", { key: "back" }, el("a", { href: "#/" }, "All jobs")),
     el("h1", { key: "title", tabindex: "-1", id: "title" }, `${job.namespace}/${job.name} `, badge(job.phase)),
-    (view.notRead ?? []).map((text) => el("p", { key: `unread ${text}`, class: "notice" }, `Not shown: ${text}`)),
     overview(job, now),
     causes(view.causes),
     line(view, state),
@@ -26,7 +25,8 @@ export function jobPage(view, state) {
     failures(job.failures ?? [], now),
     stacks(view, state.stacks, state.ask),
     conditions(job.conditions ?? [], now),
-    events(view.events, now),
+    events(view.events, now, view.notRead?.events),
+    unread(view.notRead ?? {}),
   ];
 }
 
@@ -114,6 +114,7 @@ function pods(view) {
     ] };
   });
   const columns = ["Pod", "Ranks", "Node", "State", "Restarts", ...(measured ? ["CPU cores", "Memory"] : []), "Created", "Message"];
+  if (view.notRead?.pods) return section("pods", "Pods", el("p", { class: "notice" }, `Not shown: ${view.notRead.pods}`));
   return section("pods", "Pods", rows.length
     ? table("Pods", columns, rows, measured ? [4, 5, 6] : [4])
     : el("p", {}, "The job has no pods."));
@@ -182,7 +183,14 @@ function conditions(list, now) {
   return section("conditions", "Conditions", table("Conditions", ["Condition", "Status", "Reason", "Since", "Message"], rows));
 }
 
-function events(list, now) {
+function unread(sentences) {
+  const rest = Object.entries(sentences).filter(([resource]) => resource !== "pods" && resource !== "events");
+  if (!rest.length) return null;
+  return section("unread", "Not read", rest.map(([resource, text]) => el("p", { key: resource, class: "quiet" }, `${resource}: ${text}`)));
+}
+
+function events(list, now, refused) {
+  if (refused) return section("events", "Events", el("p", { class: "notice" }, `Not shown: ${refused}`));
   if (!list.length) return null;
   const rows = [...list].reverse().map((event, index) => ({ key: `${event.time} ${event.reason} ${event.object} ${index}`, cells: [
     ago(event.time, now), el("span", { class: `state ${event.type === "Warning" ? "warn" : ""}` }, event.type), event.reason, event.object,

@@ -45,7 +45,7 @@ export function timeline(view, from, to, width) {
     parts.push(name(short(lane.pod, narrow ? 40 : 21), index + 1));
     parts.push(el("rect", {
       key: `p${lane.pod}`, x: start, y: y(index + 1), width: Math.max(2, end - start), height: BAR,
-      class: `pod ${lane.state === "gone" ? "gone" : lane.state === "Running" ? "up" : "waiting"}`,
+      class: `pod ${lane.end !== undefined ? "gone" : lane.state === "Running" || lane.state === "Succeeded" ? "up" : "waiting"}`,
     }, el("title", {}, `${lane.pod} on Node ${lane.node ?? "-"}: ${lane.state}`)));
     if (lane.node && end - start > 8 * lane.node.length + 12) {
       parts.push(el("text", { key: `q${lane.pod}`, x: start + 6, y: y(index + 1) + 11, class: "inside" }, lane.node));
