@@ -16,7 +16,8 @@ from elasticjob._runtime.agent.start_workers.launches.launch import Launch, Refu
 from elasticjob._runtime.agent.start_workers.launches.launch_server import LaunchServer
 
 REQUEST = {
-    "event": "launch", "argv": ["/bin/true"], "role": "", "log_options": {}, "env": {"A": "1"}, "streams": [0, 1, 2],
+    "event": "launch", "argv": ["/bin/true"], "role": "", "log_options": {}, "env": {"A": "1"}, "variables": {},
+    "expands": False, "streams": [0, 1, 2],
 }  # fmt: skip
 
 

@@ -227,7 +227,6 @@ class Agent:
         workers.on_call = lambda: self._dispatch(events.FunctionCalled())
         workers.on_guard = self._monitors.guard_reported
         workers.on_overdue = self._monitors.collective_overdue
-        workers.on_results_ended = self._executor.results_ended
         workers.progress.on_worker_connected = self._worker_connected
         workers.progress.on_state_received = self._state_received
 

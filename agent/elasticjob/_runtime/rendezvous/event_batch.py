@@ -18,6 +18,7 @@ from elasticjob._runtime.contract.messages import (
     MemberState,
     NodeResultsEnded,
     PodState,
+    StageEnded,
     StepReport,
     SuccessPolicy,
     WorkersFailed,
@@ -37,6 +38,7 @@ from elasticjob._runtime.rendezvous.state import (
     Round,
     departure_reason,
     has_ended_results,
+    is_in_stage,
 )
 
 _NEVER = 2**62
@@ -52,6 +54,8 @@ class OpenCounts:
     """Members of the round whose workers have not succeeded."""
     starting: int = 0
     """Members of the round whose workers have not all started."""
+    in_stage: int = 0
+    """Members of the round that have neither reported the end of the present stage nor succeeded."""
     counting: int = 0
     """Members of the round whose workers may run, and count steps: `round_break` waits for these."""
     connected: int = 0
@@ -82,6 +86,7 @@ def count_open(state: CoordinatorState) -> OpenCounts:
         unstopped=sum(not m.accounted_for for m in members),
         not_succeeded=sum(m.state is not MemberState.SUCCEEDED for m in members),
         starting=sum(m.state is MemberState.STARTING for m in members),
+        in_stage=sum(is_in_stage(state, m) for m in members),
         counting=sum(_counts_steps(state, agent_id) for agent_id in state.round.members) if state.round else 0,
     )
 
@@ -110,6 +115,7 @@ def follow(counts: OpenCounts, before: CoordinatorState, after: CoordinatorState
         unstopped=counts.unstopped + was.accounted_for - now.accounted_for,
         not_succeeded=counts.not_succeeded - succeeded,
         starting=counts.starting - started,
+        in_stage=counts.in_stage + is_in_stage(after, now) - is_in_stage(before, was),
         counting=counting,
     )
 
@@ -174,7 +180,8 @@ def _announcement_may_wait(state: CoordinatorState, round_: Round, agent_id: str
     last = announce.membership
     if agent is None or last is None or last.results_ended:
         return False
-    return last.assignment.round == round_.id and last.state is member.state
+    known = (member.state, member.ended_stage)
+    return last.assignment.round == round_.id and (last.state, last.ended_stage) == known
 
 
 def _message_may_wait(
@@ -206,7 +213,7 @@ def _misses_steps(round_: Round, plan: PlannedStop, agent_id: str, report: StepR
     return report.step is not None and reported < len(round_.members)
 
 
-_OF_ROUND = (WorkersFailed, WorkersStarted, WorkersStopped, WorkersSucceeded, StepReport)
+_OF_ROUND = (WorkersFailed, WorkersStarted, WorkersStopped, WorkersSucceeded, StageEnded, StepReport)
 
 
 def changes_no_rule(state: CoordinatorState, event: CoordinatorEvent, counts: OpenCounts) -> bool:
@@ -223,6 +230,10 @@ def changes_no_rule(state: CoordinatorState, event: CoordinatorEvent, counts: Op
     message, member = event.message, round_.members.get(event.agent_id)
     if not isinstance(message, _OF_ROUND) or message.round != round_.id or member is None or member.lost:
         return False
+    if isinstance(message, (StageEnded, WorkersSucceeded)) and counts.in_stage == 1:
+        return False
+    if isinstance(message, StageEnded):
+        return state.settings.success_policy is SuccessPolicy.ALL
     if round_.ending is None:
         if isinstance(message, WorkersStarted):
             return counts.starting > 1

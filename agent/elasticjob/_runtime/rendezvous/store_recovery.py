@@ -149,7 +149,13 @@ def _members(state: CoordinatorState, round_id: RoundId) -> dict[str, Member]:
     ]
     ordered = sorted(connected, key=lambda n: n.membership.assignment.group_rank if n.membership else 0)
     return {
-        n.agent_id: Member(n.membership.assignment, n.pod, n.local_world_size, n.membership.state)
+        n.agent_id: Member(
+            n.membership.assignment,
+            n.pod,
+            n.local_world_size,
+            n.membership.state,
+            ended_stage=n.membership.ended_stage,
+        )
         for n in ordered
         if n.membership
     }

@@ -27,6 +27,8 @@ from elasticjob._runtime.contract.messages import (
     QueryClosed,
     Ready,
     Report,
+    StageBegan,
+    StageEnded,
     StateReceived,
     StateTransfer,
     StepReport,
@@ -190,7 +192,7 @@ class Coordinator:
             match message:
                 case Ready() | WorkersStarted() | WorkersFailed() | WorkersSucceeded():
                     self._submit(AgentMessage(agent_id, message))
-                case NodeResultsEnded() | WorkersStopped():
+                case StageBegan() | StageEnded() | NodeResultsEnded() | WorkersStopped():
                     self._submit(AgentMessage(agent_id, message))
                 case Announce(agent_id=announced) if announced == agent_id:
                     self._submit(AgentMessage(agent_id, message))

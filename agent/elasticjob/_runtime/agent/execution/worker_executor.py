@@ -21,6 +21,7 @@ from elasticjob._runtime.agent.start_workers.launcher import Launcher
 from elasticjob._runtime.agent.state_machine import events
 from elasticjob._runtime.agent.state_machine.effects import (
     DumpStacks,
+    EndLaunchers,
     FreezeWorkers,
     HoldWorkers,
     LaunchWorkers,
@@ -44,6 +45,7 @@ SCRIPT_POLL_INTERVAL = 1.0
 WorkerEffect: TypeAlias = (
     LaunchWorkers
     | PrestartWorkers
+    | EndLaunchers
     | HoldWorkers
     | StopWorkersAt
     | StopWorkers
@@ -73,6 +75,11 @@ class WorkerExecutor:
     start_store: Callable[[], Awaitable[int]]
     """Starts the process-group store of the next round and returns its port."""
 
+    def __post_init__(self) -> None:
+        self.workers.on_results_ended = self.results_ended
+        self.workers.command.on_stage_begun = lambda *stage: self.dispatch(events.StageStarted(*stage))
+        self.workers.command.on_stage_over = lambda round_id, stage: self.dispatch(events.StageOver(round_id, stage))
+
     def execute(self, effect: WorkerEffect) -> None:
         """Execute one effect, or begin it."""
         match effect:
@@ -82,6 +89,8 @@ class WorkerExecutor:
             case PrestartWorkers(provisional):
                 self.workers.expect_start()
                 self.spawn(self._prestart(provisional))
+            case EndLaunchers(stage):
+                self.workers.command.finish_stages(stage)
             case HoldWorkers(round_id):
                 self.spawn(self._hold(round_id))
             case StopWorkersAt(round_id, step):

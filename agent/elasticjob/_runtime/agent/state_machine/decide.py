@@ -13,8 +13,9 @@ In `Idle` no worker of a round runs. Processes whose function can be called agai
 node that waits for a round of such a job prestarts the ones that are missing (`wait_for_round`), and reports itself
 ready once they wait too.
 
-Two things run beside this. A planned end (`planned_end`) goes from nothing to `StepReported` to `LastStep` while the
-workers run. A departure (`leaving`) is a `Leave` in the state: it never goes back.
+Three things run beside this. A planned end (`planned_end`) goes from nothing to `StepReported` to `LastStep` while the
+workers run. A departure (`leaving`) is a `Leave` in the state: it never goes back. Where the command has launchers that
+follow each other, `Running` lasts over all of them (`stages`): `ended_stage` says which of them wait to end.
 
 The link may be lost at any time. A node sends `greeting(state)` first on every new link, so no message is lost with it.
 """
@@ -51,6 +52,8 @@ from elasticjob._runtime.agent.state_machine.events import (
     Received,
     SignalReceived,
     StackReport,
+    StageOver,
+    StageStarted,
     StateLost,
     StoreUnreachable,
     WorkerEnded,
@@ -77,6 +80,7 @@ from elasticjob._runtime.agent.state_machine.round.round_start import (
     wait_for_round,
     workers_launched,
 )
+from elasticjob._runtime.agent.state_machine.round.stages import stage_finished, stage_over, stage_started
 from elasticjob._runtime.agent.state_machine.state import AgentState, Finished
 from elasticjob._runtime.contract.messages import (
     BreakRound,
@@ -87,6 +91,7 @@ from elasticjob._runtime.contract.messages import (
     MachineEnd,
     Outcome,
     PlanEnd,
+    StageFinished,
     Standby,
     StartRound,
 )
@@ -113,6 +118,10 @@ def decide(state: AgentState, event: AgentEvent) -> AgentDecision:
             return workers_launched(state, round_id)
         case WorkerEnded():
             return worker_ended(state, event)
+        case StageStarted(round_id, stage, launcher):
+            return stage_started(state, round_id, stage, launcher)
+        case StageOver(round_id, stage):
+            return stage_over(state, round_id, stage)
         case WorkersHeld(round_id, step):
             return workers_held(state, round_id, step)
         case LastStepMissed(round_id):
@@ -153,6 +162,8 @@ def _coordinator_message(state: AgentState, message: CoordinatorToAgent) -> Agen
             return wait_for_round(state, message)
         case Closed(reason):
             return AgentDecision(state, (Log(f"no further round will form: {reason}"),))
+        case StageFinished():
+            return stage_finished(state, message)
         case PlanEnd():
             # The round runs until its last step. Frozen workers could not reach it.
             continued = continue_frozen(state, message.round)

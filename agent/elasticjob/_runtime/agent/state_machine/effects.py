@@ -41,6 +41,13 @@ class PrestartWorkers:
 
 
 @dataclass(frozen=True)
+class EndLaunchers:
+    """Let the first `stage` launchers of the command end, now or once their ranks have, without another `StageOver`."""
+
+    stage: int
+
+
+@dataclass(frozen=True)
 class HoldWorkers:
     """Let each worker of the round wait at its next report of a step; ends in `WorkersHeld`."""
 
@@ -136,6 +143,7 @@ Effect: TypeAlias = (
     | AdmitWorkers
     | LaunchWorkers
     | PrestartWorkers
+    | EndLaunchers
     | HoldWorkers
     | StopWorkersAt
     | StopWorkers

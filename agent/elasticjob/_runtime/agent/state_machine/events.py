@@ -65,6 +65,25 @@ class WorkerEnded:
 
 
 @dataclass(frozen=True)
+class StageStarted:
+    """The command has come to a launcher, and its ranks start for the first time."""
+
+    round: RoundId
+    stage: int
+    launcher: str
+    """As in `StageBegan`."""
+
+
+@dataclass(frozen=True)
+class StageOver:
+    """All ranks of a launcher in the command have ended without a failure; the launcher waits."""
+
+    round: RoundId
+    stage: int
+    """The number of the launcher, from 1."""
+
+
+@dataclass(frozen=True)
 class WorkersHeld:
     """Each worker of the round waits at its next report of a step."""
 
@@ -171,6 +190,8 @@ AgentEvent: TypeAlias = (
     | HangGuarded
     | WorkersLaunched
     | WorkerEnded
+    | StageStarted
+    | StageOver
     | WorkersHeld
     | LastStepMissed
     | AllResultsEnded

@@ -28,7 +28,8 @@ def greeting(state: AgentState) -> tuple[AgentToCoordinator, ...]:
         # Only the store that sent the assignment needs the members' addresses, and it has them. Without them every
         # announcement is smaller.
         start = replace(round_.start, member_addresses=())
-        membership = LastMembership(start, member, bool(state.stopping and state.stopping.results_ended))
+        results_ended = bool(state.stopping and state.stopping.results_ended)
+        membership = LastMembership(start, member, results_ended, round_.ended_stage)
     announcement = replace(state.announcement, new_processes=state.new_processes)
     messages: list[AgentToCoordinator] = [replace(announcement, ready=state.ready, membership=membership)]
     if round_ is not None and round_.failure is not None:

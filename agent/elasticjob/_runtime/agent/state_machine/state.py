@@ -122,6 +122,8 @@ class AgentRound:
     """How far the planned end of the round has come on this node; None: none has begun."""
     stopped_as_planned: bool = False
     """Whether a worker has stopped at the last step."""
+    ended_stage: int = 0
+    """The last launcher of the command whose ranks have all ended in this round; 0: none (`round.stages`)."""
     frozen: bool = False
     """Whether the workers are stopped with SIGSTOP, until the coordinator reports what became of the round."""
     failure: Failure | None = None
@@ -259,6 +261,11 @@ class AgentState:
     def planned_end(self) -> StepReported | LastStep | None:
         """How far the planned end of the last round has come; None: none has begun."""
         return self.last_round.planned_end if self.last_round else None
+
+    @property
+    def waits_for_stage(self) -> bool:
+        """Whether all ranks of a launcher have ended here, and the coordinator has not finished its stage yet."""
+        return self.last_round is not None and self.last_round.ended_stage > self.announcement.finished_stages
 
     @property
     def stopping(self) -> Stopping | None:

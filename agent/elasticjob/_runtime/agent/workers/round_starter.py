@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from elasticjob._runtime.agent.config import AgentConfig
+from elasticjob._runtime.agent.monitoring.exits.stuck_processes import LONGEST_KILL
 from elasticjob._runtime.agent.monitoring.progress.worker_progress import WorkerProgress
 from elasticjob._runtime.agent.processes import is_stopped
 from elasticjob._runtime.agent.reporting.log_options import STDERR, STDOUT
@@ -93,6 +94,11 @@ class RoundStarter:
             await self._end_broken()
             if not start.state_known:
                 self._end_outdated()
+            if self._command.end_elsewhere():
+                await self._changes.until(lambda: not self._command.process.pid, LONGEST_KILL)
+                if self._command.process.pid:
+                    return self._start_error(start, "the command of the round before does not end")
+                self._command.end_stop()
             if self._command.starts_alone:
                 self._end_waiting()
             for local_rank in range(self._config.processes):

@@ -22,6 +22,9 @@ A round, from its start to its end, between the coordinator and one agent:
     WorkersStopped          ──────────────►
                             ◄────────────── StartRound, Standby or Finish
 
+Where the command of the pods has launchers that follow each other, StageEnded and StageFinished come in between, once
+for each launcher (`rendezvous.rounds.stages`).
+
 An agent whose worker fails sends WorkersFailed; the coordinator then ends the round with EndRound to every member. When
 every member has sent WorkersSucceeded, the coordinator sends Finish.
 
@@ -62,6 +65,8 @@ from elasticjob._runtime.contract.messages.from_agents import (
     NodeResultsEnded,
     QueryClosed,
     Ready,
+    StageBegan,
+    StageEnded,
     StateReceived,
     StepReport,
     StepTimes,
@@ -109,6 +114,7 @@ from elasticjob._runtime.contract.messages.to_agents import (
     Finish,
     MachineEnd,
     PlanEnd,
+    StageFinished,
     Standby,
     StandbyStore,
     StartRound,
@@ -176,6 +182,9 @@ __all__ = [
     "RoundEnded",
     "RoundPhase",
     "RoundSettings",
+    "StageBegan",
+    "StageEnded",
+    "StageFinished",
     "Standby",
     "StandbyStore",
     "StartRound",

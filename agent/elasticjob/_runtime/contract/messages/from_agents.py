@@ -61,6 +61,8 @@ class LastMembership:
     state: MemberState
     results_ended: bool = False
     """Its workers count no more steps of that round, and wait for `BreakRound`, as after `NodeResultsEnded`."""
+    ended_stage: int = 0
+    """The last stage that has ended there, as in `StageEnded`; 0: none has."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,10 @@ class Announce:
     """As in `WorkersStopped`; its count is 0 while workers run, or are prestarted."""
     knows_machine_end: bool = False
     """The agent has been sent a `MachineEnd` with a time, which may have been withdrawn while it had no link."""
+    finished_stages: int = 0
+    """The most finished stages that a coordinator has named to the agent (`StartRound`, `StageFinished`)."""
+    launchers: tuple[str, ...] = ()
+    """`StageBegan.launcher` of each stage that the agent knows of."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +152,29 @@ class WorkersSucceeded:
     """Every local worker exited 0. The agent waits for `Finish`; it may have to run again in another round."""
 
     round: RoundId
+
+
+@dataclass(frozen=True)
+class StageBegan:
+    """The command of the pod has come to a launcher, whose ranks start now. Not sent again in later rounds."""
+
+    round: RoundId
+    stage: int
+    """The number of the launcher, from 1."""
+    launcher: str
+    """What its ranks run: the script or module, and a digest of all words of the line, which may differ in each pod."""
+
+
+@dataclass(frozen=True)
+class StageEnded:
+    """All ranks of a launcher in the pod's command have ended: with success, or by a signal of the command's own.
+
+    The launcher waits for `StageFinished`, because the ranks run again if the round ends before.
+    """
+
+    round: RoundId
+    stage: int
+    """The number of the launcher, from 1."""
 
 
 @dataclass(frozen=True)
@@ -283,6 +312,8 @@ AgentToCoordinator: TypeAlias = (
     | WorkersFailed
     | WorkersStalled
     | WorkersSucceeded
+    | StageBegan
+    | StageEnded
     | NodeResultsEnded
     | WorkersStopped
     | Leaving

@@ -46,6 +46,10 @@ class StartRound:
     there before their agents have links to it. Empty for the other agents."""
     log_rules: tuple[LogRule, ...] = ()
     """What the agent looks for in the output of its workers."""
+    finished_stages: int = 0
+    """How many launchers of the pod's command are finished in all pods: they return 0 at once where they run again."""
+    launchers: tuple[str, ...] = ()
+    """`StageBegan.launcher` of each stage so far, by which the agent finds out at which of them its command is."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,15 @@ class EndRound:
     last_step: int | None = None
     dump_stacks: bool = False
     """A worker hangs: dump and report the stacks of this agent's workers before stopping them."""
+
+
+@dataclass(frozen=True)
+class StageFinished:
+    """The first `stage` launchers of the command are finished in all pods of the round: they end, and the commands go
+    on."""
+
+    round: RoundId
+    stage: int
 
 
 @dataclass(frozen=True)
@@ -147,7 +160,9 @@ class StoreActive:
     """This store, which was passive when the agent connected, is the job's store from now on."""
 
 
-CoordinatorToAgent: TypeAlias = StartRound | Standby | PlanEnd | EndRound | BreakRound | Closed | Finish | MachineEnd
+CoordinatorToAgent: TypeAlias = (
+    StartRound | Standby | StageFinished | PlanEnd | EndRound | BreakRound | Closed | Finish | MachineEnd
+)
 
 
 StoreToAgent: TypeAlias = StandbyStore | StoreActive

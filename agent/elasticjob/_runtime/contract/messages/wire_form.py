@@ -19,14 +19,22 @@ from elasticjob._runtime.contract.messages.between_members import CutOffNotice, 
 from elasticjob._runtime.contract.messages.from_agents import (
     AgentToCoordinator,
     NodeResultsEnded,
+    StageBegan,
+    StageEnded,
     StateReceived,
     TrainingProgress,
 )
 from elasticjob._runtime.contract.messages.operator_view import OperatorView
 from elasticjob._runtime.contract.messages.report import Report
-from elasticjob._runtime.contract.messages.to_agents import BreakRound, CoordinatorToAgent, MachineEnd, StoreToAgent
+from elasticjob._runtime.contract.messages.to_agents import (
+    BreakRound,
+    CoordinatorToAgent,
+    MachineEnd,
+    StageFinished,
+    StoreToAgent,
+)
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Version of the messages. The two sides of a control link use the lower of their versions. A new type of message or a
 new value of an enum raises it, with an entry in `NEW_MESSAGES` or `NEW_VALUES`; a new field with a default does not."""
 
@@ -50,6 +58,9 @@ NEW_MESSAGES: Mapping[type[Message], int] = {
     StateReceived: 3,
     NodeResultsEnded: 4,
     BreakRound: 4,
+    StageBegan: 5,
+    StageEnded: 5,
+    StageFinished: 5,
 }
 """The first version that knows a type of message, for those that came after `OLDEST_PROTOCOL`."""
 

@@ -14,6 +14,8 @@ from elasticjob._runtime.contract.messages import (
     NodeResultsEnded,
     QueryClosed,
     Ready,
+    StageBegan,
+    StageEnded,
     StateReceived,
     StepReport,
     StepTimes,
@@ -28,6 +30,7 @@ from elasticjob._runtime.contract.names import RoundId
 from elasticjob._runtime.rendezvous import store_recovery
 from elasticjob._runtime.rendezvous.observations import stalls
 from elasticjob._runtime.rendezvous.persistent_map import with_item
+from elasticjob._runtime.rendezvous.rounds import stages
 from elasticjob._runtime.rendezvous.rounds.ends import planned_end
 from elasticjob._runtime.rendezvous.rounds.starts import confirmation
 from elasticjob._runtime.rendezvous.state import (
@@ -65,6 +68,10 @@ def apply_agent_message(
         return state
     if isinstance(message, StepReport):
         return _apply_step_report(state, agent, message)
+    if isinstance(message, StageBegan):
+        return stages.record_launcher(state, message)
+    if isinstance(message, StageEnded):
+        return stages.record_stage(state, agent, message)
     if isinstance(message, NodeResultsEnded):
         return set_agent(state, with_ended_results(state, agent, message.round))
     if isinstance(message, WorkersStalled):

@@ -11,6 +11,7 @@ from elasticjob._runtime.contract.messages import (
     Closed,
     EndRound,
     Finish,
+    LastMembership,
     MemberState,
     Outcome,
 )
@@ -19,6 +20,7 @@ from elasticjob._runtime.rendezvous.decision import RoundDecision
 from elasticjob._runtime.rendezvous.event_handlers.agent_messages import with_ended_results
 from elasticjob._runtime.rendezvous.event_handlers.standbys import stand_by
 from elasticjob._runtime.rendezvous.rounds.ends.round_end import end_message
+from elasticjob._runtime.rendezvous.rounds.stages import finished_again
 from elasticjob._runtime.rendezvous.rounds.starts import confirmation
 from elasticjob._runtime.rendezvous.state import (
     RECOVERY_TIMEOUT,
@@ -158,12 +160,14 @@ def _reconnect_member(
     state = set_agent(state, agent)
     last = agent.membership
     if last is not None and last.assignment.round == round_.id:
-        state = replace(state, round=_with_member_state(round_, agent.agent_id, last.state))
+        round_ = _with_announced(round_, agent.agent_id, last)
+        state = replace(state, round=round_)
         if last.state is MemberState.STOPPED:
             return RoundDecision(state, reason=f"{agent.pod} reconnected")
         if round_.ending is None:
             # An agent that was cut off has frozen its workers. The assignment, sent again, lets it resume them.
-            return RoundDecision(state, (SendToAgent(agent.agent_id, member.assignment),), f"{agent.pod} reconnected")
+            again = (SendToAgent(agent.agent_id, member.assignment), *finished_again(state, agent.agent_id, round_))
+            return RoundDecision(state, again, f"{agent.pod} reconnected")
         end = end_message(state, round_, round_.ending, now)
         reason = f"{agent.pod} reconnected while its round ends"
         return RoundDecision(state, (SendToAgent(agent.agent_id, end),), reason)
@@ -175,5 +179,7 @@ def _reconnect_member(
     return RoundDecision(state, (SendToAgent(agent.agent_id, member.assignment),), reason)
 
 
-def _with_member_state(round_: Round, agent_id: str, reached: MemberState) -> Round:
-    return set_member(round_, agent_id, replace(round_.members[agent_id], state=reached))
+def _with_announced(round_: Round, agent_id: str, last: LastMembership) -> Round:
+    member = round_.members[agent_id]
+    stage = max(member.ended_stage, last.ended_stage)
+    return set_member(round_, agent_id, replace(member, state=last.state, ended_stage=stage))

@@ -23,6 +23,7 @@ from elasticjob._runtime.rendezvous.event_handlers.standbys import (
     standby_message,
     waits_with_starts,
 )
+from elasticjob._runtime.rendezvous.rounds.stages import with_announced_stages
 from elasticjob._runtime.rendezvous.rounds.starts import confirmation, restart_delay
 from elasticjob._runtime.rendezvous.state import (
     AgentDisconnected,
@@ -43,6 +44,8 @@ def apply_event(state: CoordinatorState, event: CoordinatorEvent, now: float) ->
         return RoundDecision(state)
     if isinstance(event, NewerStoreSeen):
         return _apply_newer_store(state, event.incarnation)
+    if isinstance(event, AgentMessage) and isinstance(event.message, Announce):
+        state = with_announced_stages(state, event.message)
     if state.passive:
         return _apply_to_standby_store(state, event, now)
     if isinstance(event, AgentMessage):

@@ -35,6 +35,7 @@ from elasticjob._runtime.rendezvous.rounds.ends.round_end import (
 from elasticjob._runtime.rendezvous.rounds.ends.round_size import resize_round
 from elasticjob._runtime.rendezvous.rounds.job_outcome import adopt_outcome
 from elasticjob._runtime.rendezvous.rounds.release import release_departing_agents
+from elasticjob._runtime.rendezvous.rounds.stages import finish_stage
 from elasticjob._runtime.rendezvous.rounds.starts import confirmation, restart_delay
 from elasticjob._runtime.rendezvous.rounds.starts.recovered_round import finish_recovery
 from elasticjob._runtime.rendezvous.rounds.starts.round_start import form_round
@@ -201,6 +202,7 @@ RULES: tuple[Rule, ...] = (
     mark_finished_as_stopped,
     expire_lost_members,
     declare_success,
+    finish_stage,
     end_broken_round,
     advance_planned_end,
     break_round,

@@ -48,6 +48,10 @@ class CoordinatorState:
     """How many rounds this store has started or restored."""
     last_members: tuple[str, ...] = ()
     """Agent ids of the last round in order of group rank. Members that stay keep their order."""
+    finished_stages: int = 0
+    """How many stages of the command are finished (`rounds.stages`)."""
+    launchers: tuple[str, ...] = ()
+    """`StageBegan.launcher` of each stage so far, of the first agent that came to it."""
     last_call_at: float | None = None
     """When the last call ends; None while there is none."""
     shortest_stop: float | None = None

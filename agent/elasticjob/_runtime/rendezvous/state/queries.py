@@ -7,11 +7,13 @@ from dataclasses import replace
 
 from elasticjob._runtime.contract.messages import (
     ExpectedPod,
+    MemberState,
     PodState,
 )
 from elasticjob._runtime.rendezvous.persistent_map import with_item
 from elasticjob._runtime.rendezvous.state.agents import KnownAgent
 from elasticjob._runtime.rendezvous.state.coordinator_state import CoordinatorState
+from elasticjob._runtime.rendezvous.state.round import Member
 
 
 def expected_pod(state: CoordinatorState, index: int) -> ExpectedPod | None:
@@ -104,3 +106,8 @@ def set_agent(state: CoordinatorState, agent: KnownAgent) -> CoordinatorState:
     known = state.agent_ids.get(agent.index) == agent.agent_id or (other and other.incarnation > agent.incarnation)
     agent_ids = state.agent_ids if known else with_item(state.agent_ids, agent.index, agent.agent_id)
     return replace(state, agents=with_item(state.agents, agent.agent_id, agent), agent_ids=agent_ids)
+
+
+def is_in_stage(state: CoordinatorState, member: Member) -> bool:
+    """Return whether the present stage goes on for a member: its ranks may run, or wait for those of the others."""
+    return member.state is not MemberState.SUCCEEDED and member.ended_stage <= state.finished_stages

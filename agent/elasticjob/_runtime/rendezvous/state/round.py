@@ -26,6 +26,8 @@ class Member:
     lost: bool = False
     unresponsive: bool = False
     """Whether it was connected when it was lost: it did not stop its workers in time, so they may still run."""
+    ended_stage: int = 0
+    """The last stage that it has reported as ended in this round; 0: none."""
 
     @property
     def accounted_for(self) -> bool:

@@ -56,6 +56,8 @@ def end_at_step(state: AgentState, message: EndRound, step: int) -> AgentDecisio
     log = Log(f"round {message.round} ends after step {step}: {message.reason}")
     state = replace(state, last_round=replace(round_, planned_end=LastStep(step, message.grace_seconds)))
     timer = (leave_timer(state),) if state.leave else ()
+    if state.waits_for_stage:  # no rank is left that could stop at it
+        return begin_stop(state, state.stop_grace, graceful=True).after(log, *timer)
     return AgentDecision(state, (log, *timer, StopWorkersAt(message.round, step)))
 
 

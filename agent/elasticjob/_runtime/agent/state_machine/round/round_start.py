@@ -14,6 +14,7 @@ from elasticjob._runtime.agent.state_machine.effects import (
     Send,
 )
 from elasticjob._runtime.agent.state_machine.endings.worker_stop import begin_stop
+from elasticjob._runtime.agent.state_machine.round.stages import learn_stages
 from elasticjob._runtime.agent.state_machine.state import AgentRound, AgentState, Idle, Running, Starting
 from elasticjob._runtime.contract.messages import MemberState, Ready, Standby, StartRound, WorkersStarted
 from elasticjob._runtime.contract.names import RoundId
@@ -28,6 +29,7 @@ def start_round(state: AgentState, start: StartRound) -> AgentDecision:
     if not isinstance(state.activity, Idle):
         log = Log(f"round {start.round} replaces {state.round}")
         return begin_stop(state, state.stop_grace, then=start).after(log)
+    state = learn_stages(state, start.finished_stages, start.launchers)
     workers = range(state.processes or state.announcement.local_world_size)
     round_ = AgentRound(start, frozenset(workers), launched=state.ready)
     state = replace(

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from enum import Enum
 
-from elasticjob._runtime.agent.start_workers.launches.launch import Launch
 from elasticjob._runtime.agent.workers.worker import Worker
 
 
@@ -51,26 +49,6 @@ class CommandProcess:
         """Process ids that a stop leaves alone."""
         return {self.pid} if self.waits and not self.ends else set()
 
-    @property
-    def may_stay(self) -> bool:
-        """Whether a round that follows can start the ranks of the waiting launcher again.
-
-        Not after the first launcher: other nodes may still be at it, or run the whole command again.
-        """
-        return self.waits and self.stage == 1
-
-
-@dataclass
-class Stage:
-    """The launcher that waits."""
-
-    launch: Launch
-    code: asyncio.Future[int]
-    exit_code: int = 0
-    signalled: bool = False
-    """Whether the launcher got a signal that ends its ranks."""
-    lost: bool = False
-    """Whether the launcher has ended."""
-    broken: bool = True
-    """Whether no rank has started in this round yet, one has failed or stopped as planned, or all of them were stopped:
-    the stage is not over, although none runs."""
+    def is_elsewhere(self, finished: int) -> bool:
+        """Return whether it waits at another launcher than the first one after so many: it has to start again."""
+        return self.waits and self.stage != finished + 1

@@ -3,34 +3,41 @@
 The first local rank's process of the command starts alone. What it comes to decides:
 
 - a launcher: it hands its ranks over. They are the processes of the round, and a failure restarts them in place, while
-  the command waits. Once all have ended with success, the launcher ends, and the command goes on.
+  the command waits. Once all have ended with success, in all pods, the launcher ends, and the command goes on.
 - a process that acts as a rank: the command runs once for each rank, from now on.
 - its end: likewise, if it has succeeded.
 
-A restart after the first launcher runs the whole command again: other nodes may be at another launcher.
+Launchers that follow each other are stages of the job (`rendezvous.rounds.stages`). A command that starts when some of
+them are finished passes these: they return 0 at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import replace
 from pathlib import Path
 
 from elasticjob._runtime.agent.config import AgentConfig
-from elasticjob._runtime.agent.processes import descendants, kill_with_children, signal_group
+from elasticjob._runtime.agent.processes import kill_with_children, signal_group
 from elasticjob._runtime.agent.reporting.log_options import with_launcher_options
-from elasticjob._runtime.agent.reporting.worker_output import file_identity
 from elasticjob._runtime.agent.start_workers.in_workers.one_world import SeparateWorldError, record_refusal
-from elasticjob._runtime.agent.start_workers.launcher import Launcher, StartError, WorkerStart
+from elasticjob._runtime.agent.start_workers.launcher import Launcher, WorkerStart
 from elasticjob._runtime.agent.start_workers.launches.launch import REFUSED, Launch, RefusedLaunchError
 from elasticjob._runtime.agent.start_workers.launches.launch_server import LaunchServer
-from elasticjob._runtime.agent.start_workers.shims.shim_callers import process_attributes
-from elasticjob._runtime.agent.workers.pod_command.command_process import CommandProcess, CommandState, Stage
+from elasticjob._runtime.agent.workers.pod_command.command_process import CommandProcess, CommandState
+from elasticjob._runtime.agent.workers.pod_command.rank_starter import RankStarter, own_outputs
+from elasticjob._runtime.agent.workers.pod_command.stage import (
+    OTHER_ATTRIBUTES,
+    RANK_WITHOUT_LAUNCHER,
+    TWO_AT_ONCE,
+    FinishedStages,
+    Stage,
+    has_own_attributes,
+    launcher_name,
+)
 from elasticjob._runtime.agent.workers.processes.exit_evidence import ExitEvidence
 from elasticjob._runtime.agent.workers.processes.process_table import ProcessTable
 from elasticjob._runtime.agent.workers.processes.worker_process import CALLED, IN_ROUND, RUNNING, ProcessEvent
@@ -38,8 +45,8 @@ from elasticjob._runtime.agent.workers.round_times import RoundTimes
 from elasticjob._runtime.agent.workers.start_window import StartWindow
 from elasticjob._runtime.agent.workers.worker import EndedWorker, Worker
 from elasticjob._runtime.agent.workers.worker_files import WorkerFiles
-from elasticjob._runtime.contract.messages import Failure, FailureClass, StartRound
-from elasticjob._runtime.contract.names import Backend, Env
+from elasticjob._runtime.contract.messages import StartRound
+from elasticjob._runtime.contract.names import Backend, Env, RoundId
 from elasticjob._runtime.system.loop_errors import background_task
 
 log = logging.getLogger(__name__)
@@ -72,6 +79,10 @@ class PodCommand:
         self.end_spares: Callable[[str], None] = lambda _reason: None
         self.report: Callable[[EndedWorker], None] = lambda _ended: None
         """Called with the failure of a start, or of the command, that no process of the round has reported."""
+        self.on_stage_over: Callable[[RoundId, int], None] = lambda _round, _stage: None
+        """Called when all ranks of a launcher have ended, with its number; `finish_stages` answers."""
+        self.on_stage_begun: Callable[[RoundId, int, str], None] = lambda _round, _stage, _launcher: None
+        """Called when its ranks start for the first time, with its number and name."""
         self.on_started: Callable[[], None] = lambda: None
         """Called when processes have started: some may have ended before their ids were known."""
         self._config = config
@@ -81,8 +92,9 @@ class PodCommand:
         self._files = files
         self._launcher = launcher
         self._evidence = evidence
-        self._times = times
+        self._ranks = RankStarter(config, table, window, files, launcher, times)
         self._start: StartRound | None = None
+        self._finished = FinishedStages()
         self._stage: Stage | None = None
         self._tasks = set[asyncio.Task[None]]()
         self._server = LaunchServer(socket_path, self) if may_run_once else None
@@ -93,6 +105,19 @@ class PodCommand:
     def begin_round(self, start: StartRound) -> None:
         """Begin a round: the processes of the one before have ended, except for a launcher that waits."""
         self._start = start
+        self._finished.add(start.finished_stages, start.launchers)
+
+    def end_elsewhere(self) -> bool:
+        """Kill a command that waits at another launcher than that of the round. Return whether it does.
+
+        It has ended once `process.pid` is 0; then call `end_stop`.
+        """
+        if self.process.is_elsewhere(self._finished.number):
+            text = "the command waits at launcher %d, and %d are finished in all pods: it starts again"
+            log.info(text, self.process.stage, self._finished.number)
+            self.process.ends = True
+            self._kill_command()
+        return self.process.ends
 
     @property
     def starts_alone(self) -> bool:
@@ -118,13 +143,17 @@ class PodCommand:
 
     def ranks_started(self) -> None:
         """Record that the ranks of the round run: once all have ended with success, their launcher ends."""
-        if self._stage is not None:
-            self._stage.broken = False
+        if self._stage is None:
+            return
+        if self._stage.over:
+            text = "the ranks of launcher %d run again: its round ended before those of all pods had ended"
+            log.warning(text, self.process.stage)
+        self._stage.broken = self._stage.over = False
 
     def begin_stop(self, *, round_follows: bool) -> None:
         """Let the command end with the processes of the round, unless the next round restarts its launcher's ranks."""
         self._break_stage()
-        if self.process.waits and not (round_follows and self.process.may_stay):
+        if self.process.waits and not round_follows:
             self.process.ends = True
 
     def end_stop(self) -> None:
@@ -142,10 +171,10 @@ class PodCommand:
 
     def _forget(self) -> None:
         self._end_stage()
-        self.process.ends = False
-        self.process.pid, self.process.worker = 0, None
+        self.process.pid, self.process.worker, self.process.ends = 0, None, False
         if self.process.state is not _OFF:
             self.process.state = _ENDED
+        self._finished.release()
 
     # ---- what the command comes to -----------------------------------------------------------------------------------
 
@@ -159,15 +188,12 @@ class PodCommand:
         if await self._is_current() and self.process.state is _ALONE:
             await self._start_others("has a process that acts as a rank")
         if self.process.state is not _OFF:
-            raise self._refused(
-                "a process of this command forms a process group as a rank, but the command runs once in its pod"
-                " because it has started a launcher: start what trains by a launcher too, such as torchrun"
-            )
+            raise self._refused(RANK_WITHOUT_LAUNCHER)
 
     def rank_connected(self) -> None:
         """Handle a process that reports its progress: it is a rank."""
         if self.process.state is _ALONE:
-            self._spawn_others("has a process that reports progress")
+            self._spawn(self._start_others("has a process that reports progress"))
 
     async def begin(self, launch: Launch) -> asyncio.Future[int] | None:
         """As `Launches.begin`."""
@@ -178,32 +204,37 @@ class PodCommand:
         if not current:
             return never  # its command ends
         if self.process.waits:
-            raise self._refused(
-                "two launchers run in this command at the same time, and both would train: start one after the other"
-            )
+            raise self._refused(TWO_AT_ONCE)
+        name = launcher_name(launch)
+        if (number := self._finished.stage_of(name, self.process.stage)) <= self._finished.number:
+            return self._pass(number)
         try:
             logs = with_launcher_options(self._config.logs, launch.log_options)
         except ValueError as error:
             raise self._refused(f"the launcher's options of logs: {error}") from None
-        if launch.caller.process_attributes != process_attributes(os.getpid()):
+        if has_own_attributes(launch):
             if self.process.state is _ALONE:
                 await self._start_others("starts a launcher with other users, processors or namespaces than its own")
                 return None if self.process.state is _OFF else never
-            raise self._refused(
-                "a launcher that follows another one has other users, priority, processors or namespaces: the agent"
-                " cannot start its ranks with them"
-            )
-        process = self.process
+            raise self._refused(OTHER_ATTRIBUTES)
         stage = self._stage = Stage(launch, asyncio.get_running_loop().create_future())
-        process.stage += 1
-        process.state = _WAITS
-        self._table.apply(process.pid, ProcessEvent.HAND_OVER)
+        self.process.stage, self.process.state = number, _WAITS
+        self._table.apply(self.process.pid, ProcessEvent.HAND_OVER)
         self._launcher.stage = launch
-        self._files.use_launcher(launch.role, logs, self._own_outputs(launch), process.stage)
+        self._files.use_launcher(launch.role, logs, own_outputs(launch, self.process.worker), self.process.stage)
         text = "launcher %d of the command waits, and the ranks of this pod run %s; nodes and rendezvous have no effect"
-        log.info(text, process.stage, " ".join(launch.command.argv)[:500])
-        await self._start_processes(range(self._config.processes))
+        log.info(text, self.process.stage, " ".join(launch.command.argv)[:500])
+        assert self._start is not None  # noqa: S101
+        self.on_stage_begun(self._start.round, number, name)
+        await self._start_ranks(range(self._config.processes))
         return stage.code
+
+    def _pass(self, number: int) -> asyncio.Future[int]:
+        """Let a launcher end at once whose stage is finished."""
+        self.process.stage, self.process.state = number, _GOES_ON
+        log.info("launcher %d of the command ends at once: it is finished in all pods", number)
+        (passed := asyncio.get_running_loop().create_future()).set_result(0)
+        return passed
 
     def signal(self, launch: Launch, number: int) -> None:
         """As `Launches.signal`."""
@@ -223,7 +254,9 @@ class PodCommand:
             return
         stage.lost = True
         log.warning("launcher %d of the command has ended before its ranks: they end too", self.process.stage)
-        if self._table.pids(IN_ROUND) and not (self.is_stopping() or self._window.is_open):
+        if stage.over and not stage.broken and self._start is not None and not self.is_stopping():
+            self._go_on(stage, self._start)
+        elif self._table.pids(IN_ROUND) and not (self.is_stopping() or self._window.is_open):
             self.signal(launch, signal.SIGKILL)
         elif not self.process.ends:  # between two rounds no rank runs whose end would let the command go on
             self._kill_command()
@@ -249,19 +282,19 @@ class PodCommand:
     async def _is_current(self) -> bool:
         """Wait until no processes start. Return False if the command that runs now has ended by then, or ends."""
         pid = self.process.pid
-        while self._window.is_open:
-            await self._window.until_closed()
-        stage = self._stage
-        if stage is not None and stage.lost:  # the command goes on once the ranks of its last launcher have ended
-            await asyncio.wait({stage.code})
-            while self._window.is_open:
+        while self._window.is_open or (self._stage is not None and self._stage.lost):
+            if self._window.is_open:
                 await self._window.until_closed()
+            elif self._stage is not None:  # the command goes on once the ranks of its last launcher have ended
+                await asyncio.wait({self._stage.code})
+        if self.process.state is _GOES_ON:  # if that launcher was killed, other pods may still be at it
+            await self._finished.until(self.process.stage)
         return self.process.pid == pid and not (self.is_stopping() or self.process.ends)
 
     # ---- start -------------------------------------------------------------------------------------------------------
 
-    def _spawn_others(self, reason: str) -> None:
-        task = background_task(self._start_others(reason))
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = background_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -272,48 +305,16 @@ class PodCommand:
         self.process.state = _OFF
         if others := range(1, self._config.processes):
             log.info("the command %s: it runs once for each rank", reason)
-            await self._start_processes(others)
+            await self._start_ranks(others)
 
-    async def _start_processes(self, local_ranks: Iterable[int]) -> None:
-        start, ranks = self._start, list(local_ranks)
-        assert start is not None  # noqa: S101
-        prepared: list[tuple[Worker, WorkerStart]] = []
-        keep = descendants(os.getpid())
-        self._window.open()
-        try:
-            prepared += [self._files.prepare(start, rank) for rank in ranks]
-            self._times.begin_start(ranks)
-            pids = await self._launcher.start([worker_start for _, worker_start in prepared], keep)
-        except (StartError, OSError) as error:
-            failure = Failure(
-                FailureClass.START_ERROR, self._config.pod, time.time(), rank=start.rank, message=str(error)[:1024]
-            )
-            self._break_stage()
-            self.report(EndedWorker(start.round, ranks[0], failure))
-        else:
-            for pid, (worker, _) in zip(pids, prepared, strict=True):
-                self._table.add(pid, worker, RUNNING)
+    async def _start_ranks(self, local_ranks: Iterable[int]) -> None:
+        assert self._start is not None  # noqa: S101
+        if (failed := await self._ranks.start(self._start, list(local_ranks))) is None:
             self.ranks_started()
-            self._times.new_processes(pids)
-            self._times.started(new=True)
-        finally:
-            for _, worker_start in prepared:
-                os.close(worker_start.stdout)
-                os.close(worker_start.stderr)
-            self._window.close()
+        else:
+            self._break_stage()
+            self.report(failed)
         self.on_started()
-
-    def _own_outputs(self, launch: Launch) -> tuple[int | None, int | None]:
-        """Return where the ranks' stdout and stderr go if the command has redirected its launcher; else None."""
-        worker = self.process.worker
-        if launch.streams is None or worker is None:
-            return None, None
-        stdout, stderr = launch.streams[1:]
-        ours = [pipe.identity for pipe in worker.pipes]
-        return (
-            None if file_identity(stdout) in ours else stdout,
-            None if file_identity(stderr) in ours else stderr,
-        )
 
     # ---- the end -----------------------------------------------------------------------------------------------------
 
@@ -323,23 +324,14 @@ class PodCommand:
             return [ended]
         if pid == self.process.pid:
             return self._command_ended(ended)
-        stage = self._stage
-        if stage is None:
-            return [ended]
-        if stage.signalled and not ended.as_planned:
-            stage.exit_code = stage.exit_code or code
-            return []
-        if ended.failure is not None or ended.as_planned:
-            self._break_stage()
-            return [ended]
-        return []
+        return [ended] if self._stage is None else self._stage.rank_ended(ended, code)
 
     def _command_ended(self, ended: EndedWorker) -> list[EndedWorker]:
         if ended.failure is not None:
             self._forget()
             return [ended]
         if self.process.state is _ALONE and self._config.processes > 1:
-            self._spawn_others("has ended and started no launcher")
+            self._spawn(self._start_others("has ended and started no launcher"))
             return [ended]
         self._forget()
         return [replace(ended, local_rank=rank) for rank in range(self._config.processes)]
@@ -365,20 +357,37 @@ class PodCommand:
         return [] if self.is_stopping() else [EndedWorker(start.round, 0, failure)]
 
     def end_stage_if_over(self) -> None:
-        """Let the command go on if all ranks of its launcher have ended with success. Call this after each `reap`."""
+        """Report that all ranks of the launcher have ended with success, if they have. Call this after each `reap`."""
         stage, process, start = self._stage, self.process, self._start
         if stage is not None and process.ends and not self._table.pids(IN_ROUND):
             self._end_stage(-signal.SIGTERM)  # a shell handles the signal that it has got once its launcher ends
             return
-        if stage is None or stage.broken or self.is_stopping() or process.ends or self._window.is_open:
+        if stage is None or stage.broken or stage.over or self.is_stopping() or process.ends or self._window.is_open:
             return
-        if self._table.pids(IN_ROUND, {CALLED}) or start is None or process.worker is None:
+        if self._table.pids(IN_ROUND, {CALLED}) or start is None:
             return
-        self.end_spares("its launcher has ended")
+        stage.over = True
+        self.end_spares("the ranks of its launcher have ended")
+        self.on_stage_over(start.round, process.stage)
+        if stage.lost and self._stage is stage:  # the command goes on, up to its next launcher
+            self._go_on(stage, start)
+
+    def finish_stages(self, finished: int) -> None:
+        """Record how many launchers are finished in all pods, and let the command go on if one of them waits."""
+        self._finished.add(finished)
+        stage, start, is_over = self._stage, self._start, self.process.stage <= self._finished.number
+        if stage is None or start is None or not stage.over or stage.broken or not is_over:
+            return
+        if not (self.is_stopping() or self.process.ends):
+            self._go_on(stage, start)
+
+    def _go_on(self, stage: Stage, start: StartRound) -> None:
+        process = self.process
+        assert process.worker is not None  # noqa: S101
         process.state = _GOES_ON
         process.worker = replace(process.worker, round=start.round, rank=start.rank)
         self._table.add(process.pid, process.worker, RUNNING)
-        log.info("the ranks of launcher %d of the command have ended, and the command goes on", process.stage)
+        log.info("launcher %d of the command ends, and the command goes on", process.stage)
         self._end_stage(stage.exit_code)
 
     def _end_stage(self, code: int | None = None) -> None:
@@ -387,13 +396,4 @@ class PodCommand:
         if stage is None:
             return
         outputs = self._files.use_launcher("", self._config.logs, (None, None), 0)
-
-        async def answer() -> None:
-            await asyncio.gather(*(asyncio.to_thread(sink.close, 5.0) for sink in outputs))
-            stage.launch.close()
-            if code is not None:
-                stage.code.set_result(code)
-
-        task = background_task(answer())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._spawn(stage.answer(outputs, code))

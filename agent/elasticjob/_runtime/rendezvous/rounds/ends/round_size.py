@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from elasticjob._runtime.contract.messages import EndReason, MemberState
+from elasticjob._runtime.contract.messages import EndReason
 from elasticjob._runtime.contract.text import with_noun
 from elasticjob._runtime.rendezvous.decision import RoundDecision, pod_names
 from elasticjob._runtime.rendezvous.rounds.ends.round_end import (
@@ -15,6 +15,7 @@ from elasticjob._runtime.rendezvous.state import (
     CoordinatorState,
     KnownAgent,
     candidates,
+    is_in_stage,
     missing_pods,
 )
 
@@ -22,13 +23,15 @@ from elasticjob._runtime.rendezvous.state import (
 def resize_round(state: CoordinatorState, now: float) -> RoundDecision | None:
     """End a running round for a lower target, or for joining agents; never once a member has succeeded.
 
+    Nor between the first member that reports the end of a stage and the last one: its ranks would run again.
+
     A round with free places waits for the stabilization window, so that agents which come one after the other join
     together. It does not wait if it becomes full, or if no further pod is expected.
     """
     round_ = state.round
     if round_ is None or round_.ending is not None or not round_.formed_at or state.closed_reason:
         return None
-    if any(m.state is MemberState.SUCCEEDED for m in round_.members.values()):
+    if any(not is_in_stage(state, m) for m in round_.members.values()):
         return None
     free = state.settings.target - len(round_.members)
     if free < 0:

@@ -78,6 +78,8 @@ def assign_ranks(
     hang_ends_round: bool = True,
     state_known: bool = True,
     log_rules: tuple[LogRule, ...] = (),
+    finished_stages: int = 0,
+    launchers: tuple[str, ...] = (),
 ) -> Mapping[str, Member]:
     """Return the members by agent id, with ranks as torch assigns them.
 
@@ -107,6 +109,8 @@ def assign_ranks(
             hang_ends_round=hang_ends_round,
             state_known=state_known,
             log_rules=log_rules,
+            finished_stages=finished_stages,
+            launchers=launchers,
             member_addresses=tuple(dict.fromkeys(n.address for n in agents)) if group_rank == 0 else (),
         )
         members[agent.agent_id] = Member(start, agent.pod, agent.local_world_size)

@@ -12,6 +12,7 @@ from elasticjob._runtime.rendezvous.event_handlers.standbys import stand_by
 from elasticjob._runtime.rendezvous.rounds.ends.round_end import (
     begin_end,
 )
+from elasticjob._runtime.rendezvous.rounds.stages import finished_again
 from elasticjob._runtime.rendezvous.state import (
     CoordinatorState,
     SendToAgent,
@@ -43,7 +44,11 @@ def finish_recovery(state: CoordinatorState, now: float) -> RoundDecision | None
     )
     decision = replace(decision, state=state)
     if recovery.end is None:
-        assignments = tuple(SendToAgent(agent_id, member.assignment) for agent_id, member in found.members.items())
+        assignments = tuple(
+            message
+            for agent_id, member in found.members.items()
+            for message in (SendToAgent(agent_id, member.assignment), *finished_again(state, agent_id, found))
+        )
         continued = replace(decision, effects=decision.effects + assignments)
         # One that has to start processes begins now: it is not to be taken into a round before they wait.
         waiting = [n for n in outsiders if n.disconnected_at is None and state.agents[n.agent_id].stale_round is None]

@@ -105,6 +105,8 @@ def _start_round(
         progress_timeout=settings.progress_timeout,
         hang_ends_round=settings.hang_action is not HangAction.EVENT,
         log_rules=settings.log_rules,
+        finished_stages=state.finished_stages,
+        launchers=state.launchers,
         state_known=state.rounds == 0 or any(agent.has_state for agent in chosen),
     )
     state = replace(
