@@ -203,12 +203,12 @@ def test_a_waiting_node_ends_the_round_of_the_others(nodes: Nodes) -> None:
 
 
 def test_a_redundant_node_has_no_join_timeout_and_replaces_a_lost_node_in_one_round(nodes: Nodes) -> None:
-    one, two, spare = nodes.add(), nodes.add(), nodes.add(join_timeout=1)
+    one, two, spare = nodes.add(), nodes.add(), nodes.add(join_timeout=2)
     first = nodes.join_all(one, two)
     [waiting] = nodes.join(spare)
     until(lambda: spare._session and spare._session.redundant, "the spare node is redundant")
     with pytest.raises(TimeoutError):
-        waiting.result(1.5)
+        waiting.result(2.5)
     assert one.num_nodes_waiting() == two.num_nodes_waiting() == 0
     lost = (one, two)[[i.rank for i in first].index(1)]
     stays = one if lost is two else two
@@ -226,6 +226,7 @@ def test_a_join_that_times_out_is_withdrawn(nodes: Nodes) -> None:
     [waiting] = nodes.join(one)
     with pytest.raises(TimeoutError):
         waiting.result(0.5)  # it is the only node
+    impatient._settings = one.settings  # on a busy machine a round takes more than a second to form
     [info] = nodes.join_all(impatient)
     assert {info.rank, waiting.result(30).rank} == {0, 1}
 
