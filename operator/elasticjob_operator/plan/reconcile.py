@@ -29,6 +29,7 @@ from elasticjob_operator.plan.job_status.next_status import (
     write_delay,
     written_condition,
 )
+from elasticjob_operator.plan.job_status.stages import finished_stages
 from elasticjob_operator.plan.life_cycle import job_end
 from elasticjob_operator.plan.life_cycle.children import plan_children
 from elasticjob_operator.plan.life_cycle.key_ids import with_key_id
@@ -303,6 +304,7 @@ def _retries(ctx: ReconcileContext) -> tuple[float, ...]:
 
 
 def _operator_view(decisions: Decisions) -> OperatorView:
+    stages = finished_stages(decisions) or {}
     return OperatorView(
         lease=0,
         sequence=0,
@@ -321,6 +323,8 @@ def _operator_view(decisions: Decisions) -> OperatorView:
         else usable_standby_store(decisions.inputs, decisions.store.standby),
         newest_round=decisions.training.last_round,
         ending_pods=ending_pods(decisions.inputs),
+        finished_stages=stages.get("finished", 0),
+        launchers=tuple(stages.get("launchers", ())),
     )
 
 

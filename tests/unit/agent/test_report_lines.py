@@ -57,3 +57,16 @@ def test_the_end_of_a_round_has_a_line_unless_it_ends_the_job() -> None:
 )
 def test_how_a_run_ended(report: Report | None, problem: str, result: tuple[int, str]) -> None:
     assert run_result(report, problem, 1) == result
+
+
+def test_rounds_and_failures_name_a_stage_after_the_first() -> None:
+    lines = ReportLines()
+    lines.lines(RUNS, [])
+    second = replace(RUNS, stage=2)
+    assert lines.lines(second, []) == [f"round {ROUND} comes to stage 2"]
+    again = replace(second, round=RoundId(1, 0, 2), formed_at=9.0)
+    ended = RoundEnded(ROUND, EndReason.WORKER_FAILED, "", True, 2.0, 2, replace(FAILURE, stage=2))
+    assert lines.lines(again, [ended]) == [
+        f"round {ROUND} ended: WorkerFailed: rank 0 in stage 2 died: exit 3 (UserError) (counts as a restart)",
+        f"round {RoundId(1, 0, 2)} runs in stage 2: 2 workers on 2 nodes",
+    ]

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from elasticjob._runtime.contract.messages import Failure, FailureClass, LostTime, TrainingProgress, WorkersFailed
+from elasticjob._runtime.contract.messages import (
+    Failure,
+    FailureClass,
+    LostTime,
+    StageEnded,
+    TrainingProgress,
+    WorkersFailed,
+)
 from elasticjob._runtime.rendezvous.observations import lost_time, recovery_times
 from elasticjob._runtime.rendezvous.state import CoordinatorEvent
 from support.rendezvous.rounds import Job, pods
@@ -94,3 +101,15 @@ def test_only_the_last_ones_are_kept() -> None:
     for pause in range(1, 12):
         fail(job, pause)
     assert job.lost() == list(range(4, 12))
+
+
+def test_the_steps_of_the_next_stage_are_counted_by_themselves() -> None:
+    job = job_of(0, 1)
+    job.step(90)
+    for index in (0, 1):
+        job.send(index, StageEnded(job.start_of(index).round, 1))
+    job.step(3)
+    fail(job, 0.5)
+    job.now += 1
+    job.step(3)  # not 90
+    assert job.lost() == [1.5]

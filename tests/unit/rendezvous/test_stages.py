@@ -17,8 +17,9 @@ from elasticjob._runtime.contract.messages import (
     StoreActive,
     SuccessPolicy,
 )
+from elasticjob._runtime.contract.names import MAX_LAUNCHERS
 from elasticjob._runtime.rendezvous.rounds import rounds
-from elasticjob._runtime.rendezvous.state import AgentDisconnected, AgentMessage, initial_state
+from elasticjob._runtime.rendezvous.state import AgentDisconnected, AgentMessage, OperatorViewReceived, initial_state
 from support.rendezvous.rounds import SETTINGS, Job, agent_id, announcement, job_of, pods
 
 
@@ -179,3 +180,39 @@ def test_the_names_of_launchers_reach_every_round_and_every_store() -> None:
     message = replace(announcement(0), launchers=("a.py 1", "b.py 1"))
     successor.decide(AgentMessage(message.agent_id, message))
     assert successor.state.launchers == ("a.py 1", "b.py 1")
+
+
+def test_a_failure_and_a_round_name_their_stage_from_the_second_one_on() -> None:
+    job = job_of(0, 1)
+    round_id = job.start_of(0).round
+    for index in (0, 1):
+        job.send(index, StageBegan(round_id, 1, "a.py 1"))
+    assert (job.report.stage, job.report.reason) == (0, "the workers of 2 pods run")
+    ended(job, 0, 1)
+    assert job.report.stage == 0  # the commands run between two launchers
+    job.send(0, StageBegan(round_id, 2, "b.py 1"))
+    assert (job.report.stage, job.report.reason) == (2, "the workers of 2 pods run in stage 2")
+    job.fail(1)
+    job.stopped(0, 1)
+    (end,) = job.report.ended_rounds
+    assert end.failure is not None
+    assert end.failure.stage == 2
+    assert "failed in stage 2: ValueError" in end.message
+
+
+def test_the_operator_knows_what_is_finished_when_all_agents_are_new() -> None:
+    job = Job(store=1, recovering=True)
+    job.operator_view(*pods(0, 1, incarnation=1))
+    view = replace(job.state.operator_view, sequence=9, finished_stages=1, launchers=("a.py 1",))
+    job.decide(OperatorViewReceived(view))
+    job.announce(0, 1, incarnation=1)
+    job.advance(60)
+    start = job.start_of(0, incarnation=1)
+    assert (start.finished_stages, start.launchers) == (1, ("a.py 1",))
+
+
+def test_names_of_launchers_are_kept_up_to_a_limit() -> None:
+    job = job_of(0, 1)
+    for stage in range(1, MAX_LAUNCHERS + 3):
+        job.send(0, StageBegan(job.start_of(0).round, stage, f"{stage}.py"))
+    assert len(job.state.launchers) == MAX_LAUNCHERS

@@ -237,3 +237,6 @@ class RoundId(NamedTuple):
 PRESTART_ROUND = RoundId(0, 0, 0)
 """Stands for the round in the environment of a prestarted worker: one that is started before its first round. A spare
 process has `0.0.n`."""
+
+MAX_LAUNCHERS = 64
+"""Launchers of a command whose names are kept. A shell may start launchers in a loop."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from elasticjob._runtime.agent.state_machine.endings.outcomes import describe_failure
+from elasticjob._runtime.contract.failures.failure_text import in_stage
 from elasticjob._runtime.contract.messages import EndReason, Outcome, Report, RoundEnded, Straggler
 from elasticjob._runtime.contract.names import ExitCode, RoundId
 from elasticjob._runtime.contract.text import with_noun
@@ -34,7 +35,9 @@ class ReportLines:
 
     def _changes(self, before: Report | None, report: Report) -> Iterator[str]:
         if report.formed_at and (before is None or before.formed_at != report.formed_at):
-            yield f"round {report.round} runs: {_world(report)}"
+            yield f"round {report.round} runs{in_stage(report.stage)}: {_world(report)}"
+        elif report.stage > 1 and before is not None and before.stage != report.stage and report.formed_at:
+            yield f"round {report.round} comes to stage {report.stage}"
         elif (
             not report.formed_at
             and report.outcome is None
@@ -44,7 +47,8 @@ class ReportLines:
             yield describe_phase(report)
         if (step := report.progress) is not None and step.round == report.round and step.round != self._stepped_round:
             self._stepped_round = step.round
-            yield f"round {step.round} trains: step {step.step} is the first one that was reported"
+            where = in_stage(report.stage)
+            yield f"round {step.round} trains{where}: step {step.step} is the first one that was reported"
         if report.stall is not None and (before is None or before.stall != report.stall):
             yield f"{describe_failure(report.stall)} on {report.stall.pod}; nothing is restarted"
         if before is not None and before.round == report.round and before.straggler != report.straggler:

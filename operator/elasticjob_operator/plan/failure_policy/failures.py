@@ -9,10 +9,11 @@ from elasticjob._runtime.contract.failures.failure_text import (
     describe_cause,
     describe_out_of_memory,
     failure_reason,
+    in_stage,
 )
 from elasticjob._runtime.contract.messages import Failure, FailureClass
 from elasticjob_operator.model.cluster.pods import POD_DEADLINE, Pod
-from elasticjob_operator.model.cluster.raw import timestamp
+from elasticjob_operator.model.cluster.raw import integer, timestamp
 from elasticjob_operator.plan.pods.pod_decisions import PodDecision, ReplacePod, describe_end, did_not_start
 
 NODE_TERMINATING = "NodeTerminating"
@@ -52,6 +53,7 @@ def worker_record(failure: Failure, node: str) -> dict[str, Any]:
         **{"class": failure.kind.value},
         exception=failure.exception,
         message=failure.message,
+        stage=failure.stage or None,
     )
 
 
@@ -141,7 +143,7 @@ def describe_record(record: dict[str, Any]) -> str:
         exit_code=record.get("exitCode"),
         of_worker="rank" in record,
     )
-    return f"{rank}{record.get('pod', 'a pod')}{node} failed: {cause}"
+    return f"{rank}{record.get('pod', 'a pod')}{node} failed{in_stage(integer(record, 'stage'))}: {cause}"
 
 
 def _record(**values: Any) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from elasticjob_operator.plan.job_status import (
     conditions,
     execution_defaults,
     goodput,
+    stages,
     state_transfer,
     stragglers,
     trainer_status,
@@ -44,7 +45,7 @@ _STARTING = ("Pending", "Starting")
 """The phases of a job before its first round, and of one that has given its pods back."""
 _STORE_STATES = (("False", "StoreStarting"), ("True", "StoreAvailable"))
 """Status and reason of the condition RendezvousReady while a job starts."""
-_MINOR = ("replicas", "active", "ready", "standby", "succeeded", "failed", "terminating", goodput.FIELD)
+_MINOR = ("replicas", "active", "ready", "standby", "succeeded", "failed", "terminating", goodput.FIELD, stages.FIELD)
 """Fields whose write may be delayed."""
 
 
@@ -92,6 +93,7 @@ def next_status(decisions: Decisions, current: dict[ConditionType, Condition], i
         "suspectNodes": _avoided_nodes(decisions.workers.suspects),
         "straggler": stragglers.straggler_record(decisions),
         "stateTransfer": state_transfer.state_transfer(decisions),
+        stages.FIELD: stages.finished_stages(decisions),
         "goodput": goodput.goodput(decisions),
         "trainerStatus": trainer_status.trainer_status(decisions),
         "conditions": _written_conditions(decisions, current),

@@ -28,6 +28,8 @@ def trainer_status(decisions: Decisions) -> dict[str, Any] | None:
     if progress is None:
         return before or None
     record = _record(progress)
+    if decisions.inputs.report is not None and decisions.inputs.report.stage:
+        record["stage"] = decisions.inputs.report.stage
     if record == {name: value for name, value in before.items() if name != "lastUpdatedTime"}:
         return before
     return record | {"lastUpdatedTime": timestamp(decisions.inputs.now)}

@@ -61,7 +61,12 @@ def describe_worker_failure(failure: Failure) -> str:
         exit_code=failure.exit_code,
         of_worker=failure.rank is not None,
     )
-    return f"{place} failed: {cause}"
+    return f"{place} failed{in_stage(failure.stage)}: {cause}"
+
+
+def in_stage(stage: int) -> str:
+    """Return where a failure or a round is, if the job has come to more than one stage; empty otherwise."""
+    return f" in stage {stage}" if stage > 1 else ""
 
 
 def describe_cause(

@@ -64,6 +64,9 @@ class Failure:
     """The rule of spec.logRules that has a condition which the worker's output met; empty for other failures."""
     ends_job: bool = False
     """The action of that condition is FailJob."""
+    stage: int = 0
+    """The launcher of the pod's command whose rank it was, from 2 on; 0: the first one, or none. The coordinator adds
+    it."""
 
     def __post_init__(self) -> None:
         # A worker wrote these texts. They reach terminals, and the API server, which refuses text that is not Unicode.

@@ -88,6 +88,10 @@ class OperatorView:
     """Names of the worker pods on the Node of the store that status names: they are lost together with that Node."""
     sent_at: float = 0.0
     """When the operator sends this view, Unix seconds of the clock by which it knows `ending_pods`."""
+    finished_stages: int = 0
+    """As in `StartRound`, by the job's status: what is known if the store and all agents are lost."""
+    launchers: tuple[str, ...] = ()
+    """As in `StartRound`."""
     ending_pods: tuple[EndingPod, ...] | None = None
     """Worker pods on Nodes that are about to end at a known time. None while the operator cannot see Nodes: the ends
     that it sent before still hold."""

@@ -187,5 +187,12 @@ class Report:
     """What the last faults have cost, the oldest first, without those of earlier stores."""
     retired: bool = False
     """This standby store has never been active, and never will be."""
+    stage: int = 0
+    """The stage whose ranks run, from 2 on (`rendezvous.rounds.stages`); 0: the first one, or the command runs between
+    two launchers, or has none."""
+    finished_stages: int = 0
+    """As in `StartRound`."""
+    launchers: tuple[str, ...] = ()
+    """As in `StartRound`."""
     view_lease: int = -1
     """`lease` of the last `OperatorView` that the coordinator accepted; -1 before the first."""

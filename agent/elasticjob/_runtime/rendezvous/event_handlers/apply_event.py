@@ -23,7 +23,7 @@ from elasticjob._runtime.rendezvous.event_handlers.standbys import (
     standby_message,
     waits_with_starts,
 )
-from elasticjob._runtime.rendezvous.rounds.stages import with_announced_stages
+from elasticjob._runtime.rendezvous.rounds.stages import with_known_stages
 from elasticjob._runtime.rendezvous.rounds.starts import confirmation, restart_delay
 from elasticjob._runtime.rendezvous.state import (
     AgentDisconnected,
@@ -45,7 +45,8 @@ def apply_event(state: CoordinatorState, event: CoordinatorEvent, now: float) ->
     if isinstance(event, NewerStoreSeen):
         return _apply_newer_store(state, event.incarnation)
     if isinstance(event, AgentMessage) and isinstance(event.message, Announce):
-        state = with_announced_stages(state, event.message)
+        announce = event.message
+        state = with_known_stages(state, announce.finished_stages, announce.launchers)
     if state.passive:
         return _apply_to_standby_store(state, event, now)
     if isinstance(event, AgentMessage):

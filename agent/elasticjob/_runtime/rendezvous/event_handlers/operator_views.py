@@ -9,6 +9,7 @@ from elasticjob._runtime.contract.messages import (
     OperatorView,
 )
 from elasticjob._runtime.rendezvous import node_ends
+from elasticjob._runtime.rendezvous.rounds.stages import with_known_stages
 from elasticjob._runtime.rendezvous.rounds.starts import confirmation
 from elasticjob._runtime.rendezvous.state import (
     CoordinatorState,
@@ -40,6 +41,7 @@ def apply_operator_view(state: CoordinatorState, view: OperatorView, now: float)
     state = replace(state, replaced={pod: why for pod, why in state.replaced.items() if pod in names})
     if view.newest_round is not None and (state.known_round is None or view.newest_round > state.known_round):
         state = replace(state, known_round=view.newest_round)
+    state = with_known_stages(state, view.finished_stages, view.launchers)
     state = node_ends.receive_ends(confirmation.receive_confirmation(state, view), view, now)
     return replace(state, agents={a: n for a, n in state.agents.items() if not _is_obsolete(state, n)})
 

@@ -30,7 +30,8 @@ class LostTimeTracker:
     """The first round after the last fault whose workers all run; None before."""
     resumed_at: float = 0.0
     step: int | None = None
-    """The highest step that the script has reported; None without a report."""
+    """The highest step that the script of the present stage has reported; None without a report."""
+    finished_stages: int = 0
     running: RoundId | None = None
     """The last round whose workers all ran."""
     running_since: float = -math.inf
@@ -47,6 +48,8 @@ def track_rounds(
         began = max(outage.end_sent_at - outage.detect, tracker.running_since)
         since = began if tracker.since is None else tracker.since
         tracker = replace(tracker, fault=outage.round, since=since, resumed=None)
+    if state.finished_stages != tracker.finished_stages:  # the next script counts its own steps
+        tracker = replace(tracker, step=None, finished_stages=state.finished_stages)
     round_ = state.round
     if round_ is not None and round_.formed_at and round_.id != tracker.running:
         tracker = replace(tracker, running=round_.id, running_since=now)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from elasticjob._runtime.contract.failures.failure_text import in_stage
 from elasticjob._runtime.contract.messages import (
     AgentReport,
     LostTime,
@@ -15,7 +16,7 @@ from elasticjob._runtime.contract.messages import (
 )
 from elasticjob._runtime.contract.text import with_noun
 from elasticjob._runtime.rendezvous.rounds.starts import confirmation, restart_delay
-from elasticjob._runtime.rendezvous.state import CoordinatorState, KnownAgent, candidates, expected_pod
+from elasticjob._runtime.rendezvous.state import CoordinatorState, KnownAgent, candidates, expected_pod, running_stage
 
 
 def build_report(
@@ -58,6 +59,9 @@ def build_report(
         lost=lost,
         state_transfer=state_transfer,
         retired=state.retired,
+        stage=running_stage(state),
+        finished_stages=state.finished_stages,
+        launchers=state.launchers,
         view_lease=state.operator_view.lease,
     )
 
@@ -106,7 +110,7 @@ def _reason(state: CoordinatorState) -> str:
         return state.round.ending.message
     members = with_noun(len(state.round.members), "pod")
     if state.round.formed_at:
-        return f"the workers of {members} run"
+        return f"the workers of {members} run{in_stage(running_stage(state))}"
     if all(agent.ready for agent in _members(state)):
         return f"the workers of {members} start"
     return f"{members} {'imports' if len(state.round.members) == 1 else 'import'} the modules of spec.preload"

@@ -11,7 +11,7 @@ from dataclasses import replace
 from elasticjob._runtime.contract.messages import WorkersStalled
 from elasticjob._runtime.diagnosis import root_cause
 from elasticjob._runtime.rendezvous.decision import RoundDecision
-from elasticjob._runtime.rendezvous.state import CoordinatorState, KnownAgent
+from elasticjob._runtime.rendezvous.state import CoordinatorState, KnownAgent, running_stage
 
 STALL_REPORT_SECONDS = 3.0
 """Seconds that all agents have to report a stall after the first: their workers' last steps may be this far apart."""
@@ -47,6 +47,7 @@ def name_stalled_worker(state: CoordinatorState, now: float) -> RoundDecision | 
     if now < deadline and not round_.members.keys() <= set(round_.stall_pending):
         return None
     cause = root_cause(round_.stall_reports[agent_id] for agent_id in round_.stall_pending)
+    cause = replace(cause, stage=running_stage(state)) if cause is not None else None
     return RoundDecision(
         replace(state, round=replace(round_, stall_pending=(), stall=cause)),
         reason=f"round {round_.id} makes no progress" + (f": rank {cause.rank} in {cause.pod}" if cause else ""),

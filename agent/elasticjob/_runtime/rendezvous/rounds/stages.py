@@ -24,12 +24,13 @@ A command may skip finished launchers by itself (`[ -e done ] || torchrun prepar
 out at which launcher its command is (`pod_command.stage.stage_of`).
 
 **No fact is lost with a store.** Each agent keeps the highest n that it was sent, and announces it together with the
-stage that it has reported in its round. A new store takes the highest n that any agent announces, and decides again
-with the members of the round that it restores. While no store runs, launchers wait.
+stage that it has reported in its round. A new store takes the highest n that any agent announces, or the operator has
+read from `status.stages`, and decides again with the members of the round that it restores. While no store runs,
+launchers wait.
 
 **What may run again.** If a member is lost, or the round ends, after some ranks have ended and before all members have
 reported it, the stage is not finished, and all its ranks run again in the next round; the agents log that. If the store
-and every agent end at the same time, nothing is known any more, and the command runs from its first stage.
+and every agent end at the same time, status knows what was finished a few seconds before.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from elasticjob._runtime.contract.messages import (
-    Announce,
     MemberState,
     StageBegan,
     StageEnded,
     StageFinished,
     SuccessPolicy,
 )
+from elasticjob._runtime.contract.names import MAX_LAUNCHERS
 from elasticjob._runtime.rendezvous.decision import RoundDecision
 from elasticjob._runtime.rendezvous.state import CoordinatorState, KnownAgent, Round, SendToAgent, set_agent, set_member
 
@@ -65,18 +66,16 @@ def record_stage(state: CoordinatorState, agent: KnownAgent, message: StageEnded
 
 def record_launcher(state: CoordinatorState, message: StageBegan) -> CoordinatorState:
     """Return the state with the name of a launcher to which the first agent has come."""
-    if message.stage != len(state.launchers) + 1:
+    if message.stage != len(state.launchers) + 1 or message.stage > MAX_LAUNCHERS:
         return state
     return replace(state, launchers=(*state.launchers, message.launcher))
 
 
-def with_announced_stages(state: CoordinatorState, announce: Announce) -> CoordinatorState:
-    """Return the state with the finished stages, and the names of launchers, that an agent announces."""
-    if announce.finished_stages > state.finished_stages:
-        state = replace(state, finished_stages=announce.finished_stages)
-    if len(announce.launchers) > len(state.launchers):
-        state = replace(state, launchers=announce.launchers)
-    return state
+def with_known_stages(state: CoordinatorState, finished: int, launchers: tuple[str, ...]) -> CoordinatorState:
+    """Return the state with the finished stages, and the names of launchers, that an agent or the operator knows."""
+    if finished > state.finished_stages:
+        state = replace(state, finished_stages=finished)
+    return replace(state, launchers=launchers) if len(launchers) > len(state.launchers) else state
 
 
 def finish_stage(state: CoordinatorState, now: float) -> RoundDecision | None:

@@ -108,6 +108,15 @@ def set_agent(state: CoordinatorState, agent: KnownAgent) -> CoordinatorState:
     return replace(state, agents=with_item(state.agents, agent.agent_id, agent), agent_ids=agent_ids)
 
 
+def running_stage(state: CoordinatorState) -> int:
+    """Return the number of the stage whose ranks run, or wait for the others, if it is not the first; 0 otherwise.
+
+    Between two launchers of the command no stage runs.
+    """
+    stage = state.finished_stages + 1
+    return stage if 1 < stage <= len(state.launchers) else 0
+
+
 def is_in_stage(state: CoordinatorState, member: Member) -> bool:
     """Return whether the present stage goes on for a member: its ranks may run, or wait for those of the others."""
     return member.state is not MemberState.SUCCEEDED and member.ended_stage <= state.finished_stages

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from elasticjob._runtime.contract.failures.failure_text import last_line, with_exception
+from elasticjob._runtime.contract.failures.failure_text import in_stage, last_line, with_exception
 from elasticjob._runtime.contract.messages import Failure, FailureClass, Finish, Outcome
 from elasticjob._runtime.contract.names import ExitCode
 
@@ -28,7 +28,7 @@ def exit_code(finish: Finish) -> ExitCode:
 
 def describe_failure(failure: Failure) -> str:
     """Return one sentence for users: `rank 3 died: ValueError: bad batch (exit 1, UserError)`."""
-    subject = "node" if failure.rank is None else f"rank {failure.rank}"
+    subject = ("node" if failure.rank is None else f"rank {failure.rank}") + in_stage(failure.stage)
     line = failure.message.splitlines()[-1] if failure.message else ""
     if failure.kind in (FailureClass.DEVICE_UNHEALTHY, FailureClass.HANG) or failure.log_rule:
         return f"{subject}: {failure.message.partition(chr(10))[0]} ({failure.kind.value})"

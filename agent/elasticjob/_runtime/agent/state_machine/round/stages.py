@@ -13,13 +13,13 @@ from elasticjob._runtime.agent.state_machine.effects import EndLaunchers, Log, S
 from elasticjob._runtime.agent.state_machine.endings.worker_stop import begin_stop
 from elasticjob._runtime.agent.state_machine.state import AgentState, Running, Starting
 from elasticjob._runtime.contract.messages import StageBegan, StageEnded, StageFinished
-from elasticjob._runtime.contract.names import RoundId
+from elasticjob._runtime.contract.names import MAX_LAUNCHERS, RoundId
 
 
 def stage_started(state: AgentState, round_id: RoundId, stage: int, launcher: str) -> AgentDecision:
     """Report what a launcher runs, and keep it for other coordinators."""
     known = state.announcement.launchers
-    if stage == len(known) + 1:
+    if stage == len(known) + 1 <= MAX_LAUNCHERS:
         state = replace(state, announcement=replace(state.announcement, launchers=(*known, launcher)))
     return AgentDecision(state, (Send(StageBegan(round_id, stage, launcher)),))
 

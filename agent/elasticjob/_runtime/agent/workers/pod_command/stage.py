@@ -13,6 +13,7 @@ from elasticjob._runtime.agent.start_workers.command import PythonCommand
 from elasticjob._runtime.agent.start_workers.launches.launch import Launch
 from elasticjob._runtime.agent.start_workers.shims.shim_callers import process_attributes
 from elasticjob._runtime.agent.workers.worker import EndedWorker
+from elasticjob._runtime.contract.text import printable
 
 TWO_AT_ONCE = "two launchers run in this command at the same time, and both would train: start one after the other"
 OTHER_ATTRIBUTES = (
@@ -23,6 +24,10 @@ RANK_WITHOUT_LAUNCHER = (
     "a process of this command forms a process group as a rank, but the command runs once in its pod because it has"
     " started a launcher: start what trains by a launcher too, such as torchrun"
 )
+
+
+MAX_TARGET = 200
+"""Characters of a script's path, from its end, that are kept."""
 
 
 @dataclass
@@ -69,7 +74,8 @@ def launcher_name(launch: Launch) -> str:
     """Return what a launcher runs, as in `StageBegan`."""
     command = launch.command
     target = command.target if isinstance(command, PythonCommand) else command.argv[0]
-    return f"{target} {hashlib.sha256(chr(0).join(command.argv).encode(errors='surrogateescape')).hexdigest()[:12]}"
+    words = "\0".join(command.argv).encode(errors="surrogateescape")
+    return f"{printable(target)[-MAX_TARGET:]} {hashlib.sha256(words).hexdigest()[:12]}"
 
 
 def stage_of(name: str, passed: int, finished: int, launchers: Sequence[str]) -> int:

@@ -45,6 +45,7 @@ from elasticjob._runtime.rendezvous.state import (
     RoundEnding,
     add_ended_round,
     departure_reason,
+    running_stage,
 )
 
 
@@ -161,6 +162,7 @@ def _ended_with_cause(state: CoordinatorState, round_: Round, ending: RoundEndin
     broken_collective = cause is not None and cause.kind is FailureClass.COLLECTIVE_FAILED
     if cause and not (broken_collective and (excused or ending.reason is not EndReason.WORKER_FAILED)):
         ended_ranks = {rank for ranks in round_.ended_ranks for rank in ranks}
+        cause = replace(cause, stage=running_stage(state))
         cause = with_ended_ranks(cause, ended_ranks) if broken_collective else cause
         return _round_ended(state, round_, EndReason.WORKER_FAILED, describe_worker_failure(cause), now, failure=cause)
     if lost or ending.reason is EndReason.AGENT_LOST:
