@@ -223,6 +223,7 @@ class Agent:
             config, self._launcher, workers, self._stores, self._monitors, self._deadlines, self._reachability,
             state=lambda: self._state, dispatch=self._dispatch, spawn=self._spawn, start_store=self._start_store,
         )  # fmt: skip
+        self._executor.listen()
         workers.on_end = self._reap
         workers.on_call = lambda: self._dispatch(events.FunctionCalled())
         workers.on_guard = self._monitors.guard_reported

@@ -75,7 +75,8 @@ class WorkerExecutor:
     start_store: Callable[[], Awaitable[int]]
     """Starts the process-group store of the next round and returns its port."""
 
-    def __post_init__(self) -> None:
+    def listen(self) -> None:
+        """Report from now on what the workers and the command of the pod come to."""
         self.workers.on_results_ended = self.results_ended
         self.workers.command.on_stage_begun = lambda *stage: self.dispatch(events.StageStarted(*stage))
         self.workers.command.on_stage_over = lambda round_id, stage: self.dispatch(events.StageOver(round_id, stage))
