@@ -22,6 +22,7 @@ from elasticjob.inprocess import (
     TCPStore,
     Wrapper,
 )
+from elasticjob.inprocess._stores import store_server
 
 S = timedelta(seconds=1)
 DEFAULTS = {
@@ -176,7 +177,8 @@ def test_a_torch_without_distributed_is_refused(monkeypatch: pytest.MonkeyPatch)
         Wrapper()
 
 
-def test_a_port_that_is_in_use_is_an_error_that_says_what_to_set() -> None:
+def test_a_port_that_is_in_use_is_an_error_that_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_server, "BIND_TIMEOUT", 0.1)
     with socket.create_server(("", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(OSError, match=rf"port {port} for the wrapper's store is in use .*: set store_kwargs"):

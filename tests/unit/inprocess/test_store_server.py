@@ -19,6 +19,6 @@ def test_the_port_of_a_job_that_has_just_ended_is_tried_again(monkeypatch: pytes
 
 
 def test_a_port_that_stays_in_use_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_server, "_BIND_TIMEOUT", 0.05)
+    monkeypatch.setattr(store_server, "BIND_TIMEOUT", 0.05)
     with socket.create_server(("0.0.0.0", 0)) as other, pytest.raises(OSError, match="in use"):
         store_server._listen(other.getsockname()[1])

@@ -25,7 +25,7 @@ _BACKLOG = 4096
 """Connections that wait until the server accepts them."""
 _CHECK_INTERVAL = 0.02
 """Seconds between two checks for connections once the rank has ended: the next job may need the port at once."""
-_BIND_TIMEOUT = 5.0
+BIND_TIMEOUT = 5.0
 """Seconds that the server of the last job has to release the port."""
 
 _servers: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}
@@ -77,7 +77,7 @@ async def _serve(listener: socket.socket, parent: int) -> None:
 
 def _listen(port: int) -> socket.socket:
     """Return a listening socket. A port that is in use is tried again for a while."""
-    deadline = time.monotonic() + _BIND_TIMEOUT
+    deadline = time.monotonic() + BIND_TIMEOUT
     while True:
         try:
             return listen_on_all_addresses(port, backlog=_BACKLOG)
