@@ -105,8 +105,8 @@ dashboards: ## write the Grafana dashboards of the chart
 
 .PHONY: e2e
 e2e: venv cluster images metrics-server ## everything, on the real cluster (it stays up afterwards)
-	@pytest -q -n 3 --dist loadfile -m '$(SELECTED) and together' tests/e2e; first=$$?; \
-		pytest -q -m '$(SELECTED) and not together' tests/e2e && exit $$first
+	@pytest -q -n 3 --dist loadgroup -m '$(SELECTED) and not alone' tests/e2e; first=$$?; \
+		pytest -q -m '$(SELECTED) and alone' tests/e2e && exit $$first
 
 .PHONY: network-policies
 network-policies: venv cluster images ## faults on the real cluster while NetworkPolicies are enforced (20 minutes; not part of `make test`)

@@ -1,6 +1,8 @@
 """One cluster with one installed operator for all end-to-end tests; each test has a namespace of its own.
 
-Files whose tests leave the operator and the machines alone are marked `together`: several of them run at once.
+Several tests run at once, except those with the mark `alone`: they end, cordon or label Nodes, or end the operator.
+Of the tests in one `xdist_group` one runs at a time: those in `room` fill the CPUs of all Nodes, so that a pod waits,
+and those in `gpus` say how many GPUs a Node has.
 """
 
 from __future__ import annotations

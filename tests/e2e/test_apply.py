@@ -12,7 +12,7 @@ from support.cluster.jobs import Job, manifest
 from support.cluster.kube import Json, Kube
 from support.cluster.kubectl import Tools
 
-pytestmark = [pytest.mark.cluster, pytest.mark.together]
+pytestmark = pytest.mark.cluster
 
 COMMAND = ["python3", "-c", "import signal; signal.pause()"]
 POLICY = {"minReplicas": 1, "maxReplicas": 2}

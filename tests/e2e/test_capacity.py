@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from support.cluster.jobs import ROOM, Job, manifest
 from support.cluster.kube import Json, Kube, condition
+
+pytestmark = pytest.mark.xdist_group("room")
 
 Submit = Callable[[Json], Job]
 FOR_EVER = "import time; time.sleep(600)"

@@ -258,6 +258,7 @@ def older_chart(folder: Path) -> Path:
     return chart
 
 
+@pytest.mark.alone
 def test_install_upgrade_uninstall(bare: Kube, tools: Tools, cluster_dir: Path, tmp_path: Path) -> None:
     install(bare, cluster_dir)
     name = f"kept-{uuid.uuid4().hex[:5]}"

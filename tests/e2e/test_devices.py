@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
-
 from support.cluster.jobs import Job, manifest
 from support.cluster.kube import Json, Kube
-
-pytestmark = pytest.mark.together
 
 Submit = Callable[[Json], Job]
 REQUEST = {"name": "gpu", "exactly": {"deviceClassName": "gpu.example.com", "count": 2}}

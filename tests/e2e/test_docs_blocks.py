@@ -18,6 +18,8 @@ from support.docs.blocks import Block, all_blocks
 from support.docs.docker import ARCHIVES
 from support.docs.shell import Shell, own_kubeconfig, stand_in
 
+pytestmark = pytest.mark.alone
+
 NODE = "node2"
 REGISTRY = "registry.example.com/me"
 WORDS = {"NODE": NODE}

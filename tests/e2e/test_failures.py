@@ -6,14 +6,10 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from cluster import verbs
 from support.cluster.images import renamed
 from support.cluster.jobs import DIGITS, Job, manifest
 from support.cluster.kube import Json, Kube, condition
-
-pytestmark = pytest.mark.together
 
 Submit = Callable[[Json], Job]
 

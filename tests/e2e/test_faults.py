@@ -11,7 +11,7 @@ import pytest
 
 from cluster import verbs
 from support.cluster.install import SYSTEM
-from support.cluster.jobs import Job, kill_worker, slow_digits
+from support.cluster.jobs import Job, end_soon, kill_worker, slow_digits
 from support.cluster.kube import Json, Kube
 from support.cluster.logbook import LATE, LogBook
 from support.common import processes
@@ -22,9 +22,13 @@ LEASE = "elasticjob-operator"
 TWO_TO_THREE = {"minReplicas": 2, "maxReplicas": 3}
 
 
-def start(submit: Submit, follow: Follow, shared_dir: str, name: str, *, seconds: float = 16) -> tuple[Job, LogBook]:
-    """Start a job of three nodes that trains for this time at least, and wait until it has trained a few steps."""
-    job = submit(slow_digits(name, shared_dir, seconds, elasticPolicy=TWO_TO_THREE))
+SECONDS = 60
+"""For how long a job trains, unless `assert_completes` ends it earlier: no fault meets a job that has ended."""
+
+
+def start(submit: Submit, follow: Follow, shared_dir: str, name: str) -> tuple[Job, LogBook]:
+    """Start a job of three nodes, and wait until it has trained a few steps."""
+    job = submit(slow_digits(name, shared_dir, SECONDS, elasticPolicy=TWO_TO_THREE))
     book = follow(job)
     book.wait_step(5, timeout=120)
     job.wait_status(worldSize=3)
@@ -36,8 +40,9 @@ def kill_operator(kube: Kube) -> None:
         kube.delete("pods", pod["metadata"]["name"], SYSTEM, grace=0)
 
 
-def assert_completes(job: Job, *, restarts: int) -> None:
-    """Assert that the job completes with exactly `restarts` restarts."""
+def assert_completes(job: Job, shared_dir: str, *, restarts: int) -> None:
+    """Let the job train without delays, and assert that it completes with exactly `restarts` restarts."""
+    end_soon(shared_dir)
     job.wait("Complete", timeout=240)
     status = job.status()
     assert (status["restarts"], status.get("restartsCountTowardsMax", 0)) == (restarts, restarts)
@@ -46,7 +51,11 @@ def assert_completes(job: Job, *, restarts: int) -> None:
 def operator_dies(*, in_make_test: bool) -> pytest.MarkDecorator:
     """Run a test with and without the death of the operator's pods: one of both rows in `make test`, the other deep."""
     rows = [
-        pytest.param(dies, id=name, marks=[] if dies is in_make_test else [pytest.mark.deep])
+        pytest.param(
+            dies,
+            id=name,
+            marks=[pytest.mark.alone] * dies + [pytest.mark.deep] * (dies is not in_make_test),
+        )
         for dies, name in ((False, ""), (True, "operator-dies-too"))
     ]
     return pytest.mark.parametrize("operator_dies", rows)
@@ -60,7 +69,7 @@ def test_a_worker_is_killed(
     kill_worker(cluster_dir, job, "worker-killed-1-0")
     if operator_dies:
         kill_operator(kube)
-    assert_completes(job, restarts=1)
+    assert_completes(job, shared_dir, restarts=1)
     failure = job.status()["lastFailure"]
     assert (failure["pod"], failure["signal"], failure["class"]) == ("worker-killed-1-0", "SIGKILL", "Killed")
     assert job.status()["incarnations"] == "0,0,0"
@@ -70,19 +79,19 @@ def test_a_worker_is_killed(
 
 @operator_dies(in_make_test=True)
 def test_a_pod_is_deleted(submit: Submit, follow: Follow, shared_dir: str, kube: Kube, operator_dies: bool) -> None:
-    job, book = start(submit, follow, shared_dir, "pod-deleted", seconds=32)
+    job, book = start(submit, follow, shared_dir, "pod-deleted")
     kube.delete("pods", "pod-deleted-0-0", job.namespace)
     moment = time.time()
     if operator_dies:
         kill_operator(kube)
     book.wait_steps_after(moment, world=2, timeout=60)
     book.wait_steps_after(moment, world=3, incarnation=1, timeout=120)
-    assert_completes(job, restarts=0)
+    assert_completes(job, shared_dir, restarts=0)
 
 
 def test_a_spare_takes_the_place_of_a_deleted_pod(submit: Submit, follow: Follow, shared_dir: str, kube: Kube) -> None:
     policy = {"minReplicas": 2, "maxReplicas": 2, "spares": 1}
-    job = submit(slow_digits("spared", shared_dir, 32, elasticPolicy=policy))
+    job = submit(slow_digits("spared", shared_dir, SECONDS, elasticPolicy=policy))
     book = follow(job)
     book.wait_step(5, timeout=120)
     before = job.wait_status(worldSize=2, standby=1, ready=3)["status"]
@@ -92,13 +101,14 @@ def test_a_spare_takes_the_place_of_a_deleted_pod(submit: Submit, follow: Follow
     # Until its pod has ended, the node that leaves may be the standby.
     job.wait_status(worldSize=2, standby=1, ready=3, terminating=0)
     assert job.status()["rendezvousRound"] == before["rendezvousRound"] + 1
-    assert_completes(job, restarts=0)
+    assert_completes(job, shared_dir, restarts=0)
     assert {s.world for s in book.steps} == {2}
 
 
+@pytest.mark.alone
 @operator_dies(in_make_test=True)
 def test_a_node_is_killed(submit: Submit, follow: Follow, shared_dir: str, kube: Kube, operator_dies: bool) -> None:
-    job, book = start(submit, follow, shared_dir, "node-killed", seconds=45)
+    job, book = start(submit, follow, shared_dir, "node-killed")
     victim = job.node_of("node-killed-2-0")
     try:
         verbs.kill(victim)
@@ -108,11 +118,12 @@ def test_a_node_is_killed(submit: Submit, follow: Follow, shared_dir: str, kube:
         book.wait_steps_after(moment + LATE, timeout=60)
         step = book.wait_steps_after(moment, world=3, incarnation=1, timeout=180)
         assert job.node_of(step.pod) != victim
-        assert_completes(job, restarts=0)
+        assert_completes(job, shared_dir, restarts=0)
     finally:
         verbs.restart(victim)
 
 
+@pytest.mark.alone
 @operator_dies(in_make_test=False)
 def test_a_node_is_cut_off_and_healed(
     submit: Submit, follow: Follow, shared_dir: str, kube: Kube, operator_dies: bool
@@ -127,7 +138,8 @@ def test_a_node_is_cut_off_and_healed(
         book.wait_steps_after(moment, world=2, timeout=60)
     finally:
         verbs.heal(victim)
-    assert_completes(job, restarts=0)
+    book.wait_steps_after(time.time(), world=3, timeout=60)
+    assert_completes(job, shared_dir, restarts=0)
 
 
 def test_the_store_pod_is_deleted(submit: Submit, follow: Follow, shared_dir: str, kube: Kube) -> None:
@@ -135,15 +147,16 @@ def test_the_store_pod_is_deleted(submit: Submit, follow: Follow, shared_dir: st
     kube.delete("pods", "store-gone-rdzv-0", job.namespace)
     moment = time.time()
     job.wait_store(1, timeout=60)
-    assert_completes(job, restarts=0)
+    assert_completes(job, shared_dir, restarts=0)
     assert {s.world for s in book.steps if s.time > moment} == {3}
 
 
+@pytest.mark.alone
 def test_the_node_that_has_the_store_is_cut_off_and_healed(
     submit: Submit, follow: Follow, shared_dir: str, kube: Kube
 ) -> None:
     """The old store keeps running until its kubelet is connected again."""
-    job, book = start(submit, follow, shared_dir, "store-cut", seconds=25)
+    job, book = start(submit, follow, shared_dir, "store-cut")
     victim = job.node_of("store-cut-rdzv-0")
     try:
         verbs.cut(victim)
@@ -151,15 +164,16 @@ def test_the_node_that_has_the_store_is_cut_off_and_healed(
         book.wait_steps_after(time.time(), timeout=60)
     finally:
         verbs.heal(victim)
-    assert_completes(job, restarts=0)
+    assert_completes(job, shared_dir, restarts=0)
     kube.wait_gone("pods", job.namespace, job.stores, timeout=60)
 
 
+@pytest.mark.alone
 def test_two_operators_at_once_do_no_harm(
     submit: Submit, follow: Follow, shared_dir: str, kube: Kube, cluster_dir: Path
 ) -> None:
     """The leader is frozen until another operator leads; then it runs again and still acts as leader."""
-    job, _ = start(submit, follow, shared_dir, "two-operators", seconds=32)
+    job, _ = start(submit, follow, shared_dir, "two-operators")
     frozen = leader(kube)
     processes.send(frozen, signal.SIGSTOP)
     try:
@@ -175,7 +189,7 @@ def test_two_operators_at_once_do_no_harm(
     finally:
         processes.send(frozen, signal.SIGCONT)
     kill_worker(cluster_dir, job, "two-operators-0-0")
-    assert_completes(job, restarts=1)
+    assert_completes(job, shared_dir, restarts=1)
     assert sorted(p["metadata"]["name"] for p in job.pods()) == [f"two-operators-{i}-0" for i in range(3)]
 
 

@@ -11,6 +11,8 @@ from cluster import verbs
 from support.cluster.jobs import Job, manifest
 from support.cluster.kube import Json, condition
 
+pytestmark = pytest.mark.xdist_group("gpus")
+
 Submit = Callable[[Json], Job]
 SICK = "node2"
 NODES = ("node1", SICK, "node3")

@@ -12,6 +12,8 @@ from support.cluster.install import install
 from support.cluster.jobs import Job, manifest
 from support.cluster.kube import Json, Kube, condition, is_true
 
+pytestmark = pytest.mark.alone
+
 Submit = Callable[[Json], Job]
 GROUP = "kueue.x-k8s.io"
 OBJECT: Json = {"type": "object"}

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
+import pytest
 import yaml
 
 from cluster import verbs
-from support.cluster.jobs import Job, manifest
+from support.cluster.jobs import Job, end_soon, hurried, manifest
 from support.cluster.kube import Json, Kube, condition
 from support.cluster.logbook import LogBook
 
@@ -26,7 +27,9 @@ def state_job(kube: Kube, namespace: str, shared_dir: str) -> Json:
     body: Json = yaml.safe_load((EXAMPLES / "restartable.yaml").read_text())
     pod = body["spec"]["template"]["spec"]
     container = pod["containers"][0]
-    container["command"] = ["python3", "/scripts/train.py", "--steps=600", "--step-delay=0.05", "--path=/shared/state"]
+    container["command"] = hurried(
+        "/shared", "/scripts/train.py", "--steps=600", "--step-delay=0.05", "--path=/shared/state"
+    )
     container["volumeMounts"].append({"name": "shared", "mountPath": "/shared"})
     pod["volumes"].append({"name": "shared", "hostPath": {"path": shared_dir, "type": "Directory"}})
     return body
@@ -60,9 +63,11 @@ def test_a_job_is_suspended_changed_and_resumed_without_a_lost_step(
     assert not {*keys[0].values()} & {*keys[1].values()}
     pod = kube.get("pods", job.running()[0], namespace)
     assert {"name": "SECOND", "value": "yes"} in pod["spec"]["containers"][0]["env"]
+    end_soon(shared_dir)
     job.wait("Complete", timeout=180)
 
 
+@pytest.mark.alone
 def test_a_suspended_job_does_not_wait_for_a_pod_on_a_lost_node(submit: Submit, kube: Kube, namespace: str) -> None:
     command = ["python3", "-c", "import signal; signal.pause()"]
     # Much sooner than the 40 s after which a node whose kubelet is silent counts as down.

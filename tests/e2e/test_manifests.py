@@ -18,7 +18,7 @@ from elasticjob._runtime.contract.commands.reserved_variables import RESERVED_VA
 from support.cluster.kube import ApiError, Json, Kube
 from support.cluster.kubectl import Tools
 
-pytestmark = [pytest.mark.cluster, pytest.mark.together]
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("manifests")]
 
 NAMESPACE = "manifest-test"
 

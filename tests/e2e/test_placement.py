@@ -43,6 +43,7 @@ def job_of(name: str, replicas: int, **spec: object) -> Json:
     return manifest(name, RANK, replicas=replicas, preload=[], **spec)
 
 
+@pytest.mark.xdist_group("room")
 def test_a_packed_job_is_on_one_machine(submit: Submit) -> None:
     job = submit(job_of("packed", 4, placement="Packed"))
     job.wait("Complete")
@@ -50,6 +51,7 @@ def test_a_packed_job_is_on_one_machine(submit: Submit) -> None:
     assert len(set(machines(job))) == 1
 
 
+@pytest.mark.alone
 def test_a_job_is_spread_over_blocks_not_over_machines(submit: Submit, kube: Kube, blocks: list[str]) -> None:
     label(kube, blocks[:2], "a")
     label(kube, blocks[2:], "b")
@@ -58,6 +60,7 @@ def test_a_job_is_spread_over_blocks_not_over_machines(submit: Submit, kube: Kub
     assert Counter("a" if machine in blocks[:2] else "b" for machine in machines(job)) == {"a": 3, "b": 3}
 
 
+@pytest.mark.alone
 def test_nodes_of_one_block_have_neighbouring_ranks(
     submit: Submit, kube: Kube, namespace: str, blocks: list[str], shared_dir: str
 ) -> None:

@@ -105,6 +105,7 @@ def yield_room(job: Job, urgent: Json) -> float:
     raise AssertionError("no pod made room within 60 s")
 
 
+@pytest.mark.xdist_group("room")
 @pytest.mark.timeout(120 + 30 * CYCLES)
 def test_a_job_yields_to_a_pod_of_higher_priority_and_grows_back(
     submit: Submit, follow: Follow, kube: Kube, namespace: str, urgent: Json,
@@ -157,6 +158,7 @@ def machines(pods: list[Json]) -> set[str]:
     return {pod["spec"].get("nodeName", "") for pod in pods}
 
 
+@pytest.mark.alone
 def test_pods_leave_a_machine_whose_end_is_announced_and_lose_no_step(
     submit: Submit, follow: Follow, kube: Kube
 ) -> None:
@@ -181,6 +183,7 @@ def test_pods_leave_a_machine_whose_end_is_announced_and_lose_no_step(
     job.wait_events("NodeTerminating", "PodReplaced")
 
 
+@pytest.mark.alone
 def test_a_drain_ends_where_the_job_has_no_pod_to_spare_and_training_has_all_its_nodes_meanwhile(
     submit: Submit, follow: Follow, kube: Kube, cluster_dir: Path, namespace: str
 ) -> None:

@@ -14,8 +14,6 @@ from support.cluster.install import SYSTEM
 from support.cluster.jobs import Job, manifest
 from support.cluster.kube import ApiError, Json, Kube
 
-pytestmark = pytest.mark.together
-
 Submit = Callable[[Json], Job]
 
 

@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from support.cluster.jobs import Job, kubectl, manifest
 from support.cluster.kube import Json, Kube
-
-pytestmark = pytest.mark.together
 
 Submit = Callable[[Json], Job]
 STEPS = """

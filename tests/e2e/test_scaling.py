@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cluster import verbs
-from support.cluster.jobs import Job, digits, kubectl, manifest, slow_digits
+from support.cluster.jobs import Job, end_soon, kubectl, manifest, slow_digits
 from support.cluster.kube import Json, Kube, condition
 from support.cluster.logbook import LogBook
 
@@ -21,7 +21,7 @@ def test_scale_up_and_down_while_training(
     submit: Submit, follow: Follow, shared_dir: str, cluster_dir: Path, namespace: str
 ) -> None:
     elastic = {"minReplicas": 2, "maxReplicas": 4}
-    job = submit(slow_digits("scaled", shared_dir, 32, replicas=2, elasticPolicy=elastic))
+    job = submit(slow_digits("scaled", shared_dir, 60, replicas=2, elasticPolicy=elastic))
     book = follow(job)
     book.wait_step(5, timeout=120)
     for nodes in (4, 3):
@@ -30,14 +30,16 @@ def test_scale_up_and_down_while_training(
         book.wait_steps_after(moment, world=nodes, timeout=120)
         job.wait_status(worldSize=nodes, targetReplicas=nodes)
         job.wait("FullyScaled", reason="AtDesiredReplicas")
+    end_soon(shared_dir)
     job.wait("Complete", timeout=240)
     assert job.status()["restarts"] == 0
 
 
+@pytest.mark.xdist_group("room")
 def test_replicas_beyond_the_capacity_of_the_cluster(submit: Submit, follow: Follow, shared_dir: str) -> None:
     job = submit(
-        digits(
-            "greedy", shared_dir, "--epochs", "15", "--step-delay", "0.05",
+        slow_digits(
+            "greedy", shared_dir, 60,
             replicas=4, elasticPolicy={"minReplicas": 2, "maxReplicas": 4},
             resources={"requests": {"cpu": "1100m", "memory": "256Mi"}},
         )
@@ -47,6 +49,7 @@ def test_replicas_beyond_the_capacity_of_the_cluster(submit: Submit, follow: Fol
     full = condition(job.wait("FullyScaled", status="False", reason="InsufficientCapacity"), "FullyScaled")
     assert "Insufficient cpu" in full["message"]
     job.wait_status(worldSize=3)
+    end_soon(shared_dir)
     job.wait("Complete", timeout=180)
 
 
@@ -64,6 +67,7 @@ def gpus(cluster_dir: Path) -> Iterator[Callable[[str, int], None]]:
         verbs.gpus(node, 0)
 
 
+@pytest.mark.xdist_group("gpus")
 def test_gpu_pods_run_on_nodes_with_free_gpus(
     submit: Submit, kube: Kube, gpus: Callable[[str, int], None], namespace: str
 ) -> None:

@@ -81,6 +81,7 @@ def test_all_workers_save_when_the_job_is_scaled_down(
     assert job.status()["restarts"] == 0
 
 
+@pytest.mark.alone
 def test_all_workers_save_when_a_node_is_drained(
     nodes: tuple[Job, LogBook, Path], cluster_dir: Path, namespace: str
 ) -> None:

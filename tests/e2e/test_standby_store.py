@@ -9,9 +9,11 @@ import pytest
 
 from cluster import verbs
 from support.cluster.install import SYSTEM
-from support.cluster.jobs import Job, slow_digits
+from support.cluster.jobs import Job, end_soon, slow_digits
 from support.cluster.kube import Json, Kube
 from support.cluster.logbook import LATE, LogBook
+
+pytestmark = pytest.mark.alone
 
 Submit = Callable[[Json], Job]
 Follow = Callable[[Job], LogBook]
@@ -20,7 +22,7 @@ Follow = Callable[[Job], LogBook]
 def start(submit: Submit, follow: Follow, shared_dir: str, name: str) -> tuple[Job, LogBook]:
     """Start a job of three nodes, and wait until all of them know its standby store."""
     elastic = {"minReplicas": 2, "maxReplicas": 3}
-    job = submit(slow_digits(name, shared_dir, 28, elasticPolicy=elastic))
+    job = submit(slow_digits(name, shared_dir, 60, elasticPolicy=elastic))
     book = follow(job)
     book.wait_step(5, timeout=120)
     job.wait_status(worldSize=3)
@@ -64,5 +66,6 @@ def test_the_machine_of_the_store_is_lost(
         job.wait_store(1, timeout=120)
     finally:
         undo(victim)
+    end_soon(shared_dir)
     job.wait("Complete", timeout=300)
     assert job.status()["restarts"] == 0

@@ -14,8 +14,6 @@ from support.cluster.jobs import Job, digits, kubectl
 from support.cluster.kube import Json
 from support.cluster.logbook import LATE, LogBook
 
-pytestmark = pytest.mark.together
-
 Submit = Callable[[Json], Job]
 Follow = Callable[[Job], LogBook]
 KILL = """

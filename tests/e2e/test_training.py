@@ -11,8 +11,6 @@ import pytest
 from support.cluster.jobs import Job, digits, kubectl, manifest
 from support.cluster.kube import Json, Kube
 
-pytestmark = pytest.mark.together
-
 Submit = Callable[[Json], Job]
 
 

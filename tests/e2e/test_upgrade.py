@@ -15,6 +15,8 @@ from support.cluster.kube import Json, Kube
 from support.cluster.kubectl import Tools
 from support.cluster.logbook import LogBook
 
+pytestmark = pytest.mark.alone
+
 Submit = Callable[[Json], Job]
 Follow = Callable[[Job], LogBook]
 LONGEST_PAUSE = 1.0
