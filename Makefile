@@ -122,9 +122,8 @@ test: ## what CI runs, fast tests first; those on the cluster run beside the oth
 .PHONY: slow-tests
 slow-tests:
 	@$(MAKE) --no-print-directory cluster-test
-	@$(MAKE) --no-print-directory operator-test
 	@$(MAKE) --no-print-directory metrics-server
-	@.ci/beside '$(MAKE) --no-print-directory e2e' '$(MAKE) --no-print-directory integration'
+	@.ci/beside '$(MAKE) --no-print-directory operator-test e2e' '$(MAKE) --no-print-directory integration'
 
 .PHONY: deep
 deep: ## the tests that `make test` leaves out: the whole explorer, and those marked `deep`
