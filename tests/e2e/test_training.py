@@ -90,7 +90,7 @@ def test_status_has_the_reason_why_workers_start_by_exec(submit: Submit) -> None
     job = submit(manifest("plain", ["python3", flag, "default", "-c", "import time; time.sleep(5)"], replicas=2))
     job.wait("Complete")
     assert (
-        job.status()["warmFork"] == f"off on 2 of 2 nodes: the fork server does not support the interpreter flag {flag}"
+        job.status()["warmFork"] == f"off on 2 of 2 pods: the fork server does not support the interpreter flag {flag}"
     )
     assert job.wait_events("WarmForkOff", "Completed").count("WarmForkOff") == 1
 

@@ -79,7 +79,7 @@ def read_training_state(ctx: ReconcileContext) -> TrainingState:
         outcome=outcome,
         outcome_pod=outcome_pod,
         # The store reports nodes as training from the moment at which it starts their workers.
-        reason=f"the workers of {with_noun(report.active, 'node')} are starting" if starts else report.reason,
+        reason=f"the workers of {with_noun(report.active, 'pod')} are starting" if starts else report.reason,
         starts=starts,
         warm_fork=_warm_fork(report) if formed else text(ctx.status.raw, "warmFork"),
         hang_guard=report.hang_guard if formed else text(ctx.status.raw, "hangGuard"),
@@ -89,7 +89,7 @@ def read_training_state(ctx: ReconcileContext) -> TrainingState:
 def _warm_fork(report: Report) -> str:
     if not report.fork_disabled_reason:
         return ""
-    return f"off on {report.fork_disabled_nodes} of {with_noun(report.active, 'node')}: {report.fork_disabled_reason}"
+    return f"off on {report.fork_disabled_nodes} of {with_noun(report.active, 'pod')}: {report.fork_disabled_reason}"
 
 
 def _from_status(ctx: ReconcileContext, report: Report | None) -> TrainingState:

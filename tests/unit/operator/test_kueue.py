@@ -523,7 +523,7 @@ def test_a_job_that_was_admitted_in_part_says_so_and_does_not_ask_again() -> Non
     queue = view(RESERVED, ADMITTED, condition("PodsReady"), count=3, admitted=2)
     p = run(running(queue, spec=elastic(1, 3, 3)))
     assert reasons_of(p)["FullyScaled"] == ("False", "InsufficientCapacity")
-    assert conditions_of(p)["FullyScaled"]["message"] == "training on 2 of 3 nodes; queue team-a has quota for 2"
+    assert conditions_of(p)["FullyScaled"]["message"] == "training on 2 of 3 pods; queue team-a has quota for 2"
     assert status_of(p)["phase"] == "Degraded"
     assert actions_on_workload(p) == []
 

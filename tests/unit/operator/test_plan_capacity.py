@@ -235,7 +235,7 @@ def test_a_job_below_its_minimum_gives_its_pods_back_after_the_time() -> None:
     assert FIRST_BACK_OFF <= p.requeue_after < 2 * FIRST_BACK_OFF
     again = timestamp(float(int(NOW + p.requeue_after) + 1))
     assert conditions_of(p)["Running"]["message"] == (
-        "the cluster had no room for at least 3 nodes for 60 s, so the job has given its pods back (1 time in a row). "
+        "the cluster had no room for at least 3 pods for 60 s, so the job has given its pods back (1 time in a row). "
         f"The operator tries again at {again}"
     )
     assert [e.reason for e in p.event_records if e.key == "back-off 1"] == ["InsufficientCapacity"]

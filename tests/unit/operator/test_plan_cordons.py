@@ -112,7 +112,7 @@ def test_status_says_what_the_additional_pods_are_for() -> None:
     p = run(drained(ON_1, ON_2, worker(2, node="n3"), incarnations="0,0,0", cordonSpares=1))
     message = conditions_of(p)["FullyScaled"]["message"]
     assert message == (
-        "training on 2 of 2 nodes; standby spares: 0 of 1 (1 added, so that cordoned nodes can be drained)"
+        "training on 2 of 2 pods; standby spares: 0 of 1 (1 added, so that cordoned Nodes can be drained)"
     )
     assert conditions_of(p)["FullyScaled"]["status"] == "True"
 

@@ -929,12 +929,12 @@ def test_warm_fork_off_is_reported_once_per_reason() -> None:
         report(worker(0), worker(1)), fork_disabled_reason="a forked process hung: why", fork_disabled_nodes=1
     )
     first = run(steady(last_report=off))
-    assert status_of(first)["warmFork"] == "off on 1 of 2 nodes: a forked process hung: why"
+    assert status_of(first)["warmFork"] == "off on 1 of 2 pods: a forked process hung: why"
     (event,) = [e for e in first.event_records if e.warning]
     assert (event.reason, event.key) == ("WarmForkOff", "a forked process hung: why")
     known = status_of(first)
     on_all = run(replace(steady(last_report=replace(off, fork_disabled_nodes=2)), job=job(status=known)))
-    assert status_of(on_all)["warmFork"].startswith("off on 2 of 2 nodes: ")
+    assert status_of(on_all)["warmFork"].startswith("off on 2 of 2 pods: ")
     assert events_of(on_all, warning=True) == []
     unavailable = replace(steady(), job=job(status=known), link=LinkView(since=NOW))
     assert "warmFork" in (run(unavailable).status or known)

@@ -491,13 +491,13 @@ def test_spares_are_added_to_the_target_lowest_index_first() -> None:
 def test_a_job_is_fully_scaled_with_its_spares_and_without_them() -> None:
     pods = (worker(0), worker(1), worker(2))
     p = run(with_spare(*pods, incarnations="0,0,0"))
-    assert scaled(p) == ("True", "AtDesiredReplicas", "training on 2 of 2 nodes; standby spares: 1 of 1")
+    assert scaled(p) == ("True", "AtDesiredReplicas", "training on 2 of 2 pods; standby spares: 1 of 1")
     assert [status_of(p)[n] for n in ("replicas", "active", "ready", "standby")] == [2, 2, 3, 1]
     assert p.operator_view is not None
     assert (p.operator_view.settings.target, p.operator_view.settings.spares, len(p.operator_view.pods)) == (2, 1, 3)
     scarce = with_spare(worker(0), worker(1), incarnations="0,0,0")
     p = run(replace(scarce, workers=(*scarce.workers, worker(2, **unschedulable()))))
-    assert scaled(p) == ("True", "AtDesiredReplicas", "training on 2 of 2 nodes; standby spares: 0 of 1")
+    assert scaled(p) == ("True", "AtDesiredReplicas", "training on 2 of 2 pods; standby spares: 0 of 1")
     assert (status_of(p)["phase"], events_of(p, warning=True)) == ("Running", [])
 
 

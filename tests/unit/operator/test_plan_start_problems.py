@@ -114,7 +114,7 @@ def test_a_job_that_cannot_start_says_what_to_change(
 ) -> None:
     found = conditions_of(run(observed))
     assert (found["Running"]["reason"], found["FullyScaled"]["reason"]) == (running, scaled)
-    assert found["FullyScaled"]["message"].startswith("none of 2 nodes trains yet; ")
+    assert found["FullyScaled"]["message"].startswith("none of 2 pods trains yet; ")
     for message in (found["Running"]["message"], found["FullyScaled"]["message"]):
         assert advice in message
     room = (running, scaled) == ("Unschedulable", "InsufficientCapacity")
@@ -235,14 +235,14 @@ async def test_conditions_agree_while_the_store_is_refused_and_so_no_worker_is_t
 
 def test_while_nodes_import_no_message_says_that_they_train() -> None:
     importing = replace(starting(worker(0), worker(1)), job=job(status=status()))
-    reason = "0 of at least 2 nodes available"
+    reason = "0 of at least 2 pods available"
     nodes = tuple(replace(node, ready=False, member=False) for node in report(worker(0), worker(1)).nodes)
     last_report = gathering(worker(0), worker(1), reason=reason, nodes=nodes)
     p = run(replace(importing, link=replace(importing.link, report=last_report)))
     found = conditions_of(p)
     assert found["Running"]["message"] == f"starting: {reason}"
     assert found["FullyScaled"]["message"] == (
-        "none of 2 nodes trains yet; the nodes are starting: each imports the modules of spec.preload first"
+        "none of 2 pods trains yet; the pods are starting: each imports the modules of spec.preload first"
     )
     assert status_of(p)["ready"] == 0
 
@@ -253,9 +253,9 @@ def test_while_workers_start_the_messages_agree(trained: bool) -> None:
     last_report = report(*pods, formed_at=0.0, phase=RoundPhase.RUNNING, reason="2 nodes training")
     fields: Raw = {"rendezvousRound": 1, "conditions": [condition("Restarting")]} if trained else {}
     found = conditions_of(run(steady(workers=pods, last_report=last_report, **fields)))
-    active = "training on 0 of 2 nodes" if trained else "none of 2 nodes trains yet"
-    assert found["Running"]["message"] == "the workers of 2 nodes are starting"
-    assert found["FullyScaled"]["message"] == f"{active}; the workers of 2 nodes are starting"
+    active = "training on 0 of 2 pods" if trained else "none of 2 pods trains yet"
+    assert found["Running"]["message"] == "the workers of 2 pods are starting"
+    assert found["FullyScaled"]["message"] == f"{active}; the workers of 2 pods are starting"
 
 
 @pytest.mark.parametrize(

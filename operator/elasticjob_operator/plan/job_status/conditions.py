@@ -160,9 +160,9 @@ def _running(decisions: Decisions) -> Condition:
         return blocked
     if decisions.trained:
         return condition(False, "Restarting", decisions.training.reason or "the workers are restarting")
-    nodes = f"{decisions.training.ready} of at least {with_noun(decisions.inputs.spec.min_replicas, 'node')} ready"
+    pods = f"{decisions.training.ready} of at least {with_noun(decisions.inputs.spec.min_replicas, 'pod')} ready"
     message = (
-        decisions.training.reason if decisions.training.starts else f"starting: {decisions.training.reason or nodes}"
+        decisions.training.reason if decisions.training.starts else f"starting: {decisions.training.reason or pods}"
     )
     if decisions.start_attempts.in_row:
         failed = f"{with_noun(decisions.start_attempts.in_row, 'attempt')} to start pods failed"
@@ -172,7 +172,7 @@ def _running(decisions: Decisions) -> Condition:
 
 def describe_world(world: TrainingState) -> str:
     """Return the size of the running world, for messages."""
-    return f"training on {with_noun(world.active, 'node')} with {with_noun(world.size, 'worker')}"
+    return f"training on {with_noun(world.active, 'pod')} with {with_noun(world.size, 'worker')}"
 
 
 def _blocked(decisions: Decisions) -> Condition | None:
@@ -193,9 +193,9 @@ def _blocked(decisions: Decisions) -> Condition | None:
         return condition(False, *problem)
     if failed:
         return condition(False, POD_START_FAILED, _describe_failed_start(decisions, failed[0]))
-    nodes = f"{available} of at least {with_noun(decisions.inputs.spec.min_replicas, 'node')} available"
+    pods = f"{available} of at least {with_noun(decisions.inputs.spec.min_replicas, 'pod')} available"
     then = ". The job continues once the cluster has room" if lacks_room(unschedulable[0]) else ""
-    return condition(False, UNSCHEDULABLE, f"{nodes}; {describe_unschedulable(unschedulable[0])}{then}")
+    return condition(False, UNSCHEDULABLE, f"{pods}; {describe_unschedulable(unschedulable[0])}{then}")
 
 
 def _describe_failed_start(decisions: Decisions, pod: Pod) -> str:
@@ -246,7 +246,7 @@ def _refusals(decisions: Decisions) -> list[Refusal]:
 
 
 def fully_scaled(decisions: Decisions) -> Condition:
-    """Return whether as many nodes train as the job should have. Missing spares do not make the condition False."""
+    """Return whether as many pods train as the job should have. Missing spares do not make the condition False."""
     if (inactive := _inactive(decisions)) is not None:
         return inactive
     target, spares, indices = (
@@ -256,18 +256,18 @@ def fully_scaled(decisions: Decisions) -> Condition:
     )
     surplus = [p for p in decisions.inputs.observed.workers if p.index not in indices and p.end is None]
     if surplus or decisions.training.active > target:
-        message = f"scaling down to {with_noun(target, 'node')}; pods still to be removed: {len(surplus)}"
+        message = f"scaling down to {with_noun(target, 'pod')}; pods still to be removed: {len(surplus)}"
         return condition(False, "ScalingDown", message)
-    active = f"training on {decisions.training.active} of {with_noun(target, 'node')}"
+    active = f"training on {decisions.training.active} of {with_noun(target, 'pod')}"
     message = (
-        active if decisions.training.formed or decisions.trained else f"none of {with_noun(target, 'node')} trains yet"
+        active if decisions.training.formed or decisions.trained else f"none of {with_noun(target, 'pod')} trains yet"
     )
     if (
         decisions.training.formed
         and decisions.training.active == target
         and (missing := nodes_without_quota(decisions.inputs))
     ):
-        wanted = with_noun(target + missing, "node")
+        wanted = with_noun(target + missing, "pod")
         message = f"training on {target} of {wanted}; queue {decisions.inputs.job.queue} has quota for {target}"
         return condition(False, "InsufficientCapacity", message)
     if decisions.training.formed and decisions.training.active == target:
@@ -281,7 +281,7 @@ def fully_scaled(decisions: Decisions) -> Condition:
 
 
 def _shortage(decisions: Decisions) -> tuple[str, str]:
-    """Return why fewer nodes train than the job should have: the condition's reason, and a message."""
+    """Return why fewer pods train than the job should have: the condition's reason, and a message."""
     if decisions.capacity.retry_at is not None:
         return "InsufficientCapacity", "the job has given its pods back (see the condition Running)"
     refusals, unschedulable = _refusals(decisions), [p for p in decisions.kept_pods if p.unschedulable]
@@ -311,15 +311,15 @@ def _shortage(decisions: Decisions) -> tuple[str, str]:
 
 
 def _describe_start(decisions: Decisions) -> str:
-    """Return what the missing nodes do if nothing is wrong."""
+    """Return what the missing pods do if nothing is wrong."""
     if decisions.training.starts:
         return decisions.training.reason
     if decisions.training.formed:
-        return "the other nodes are starting"
+        return "the other pods are starting"
     if decisions.trained:
         return "the workers are restarting"
     imports = ": each imports the modules of spec.preload first" if decisions.inputs.spec.preload else ""
-    return f"the nodes are starting{imports}"
+    return f"the pods are starting{imports}"
 
 
 def _describe_avoided(node: AvoidedNode) -> str:

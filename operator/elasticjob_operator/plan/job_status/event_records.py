@@ -77,7 +77,7 @@ def _scale(decisions: Decisions, conditions: dict[ConditionType, Condition]) -> 
         return ()
     if before is not None and before != target:
         reason = "ScalingUp" if target > before else "ScalingDown"
-        return (EventRecord(reason, f"scaling from {before} to {with_noun(target, 'node')}", key),)
+        return (EventRecord(reason, f"scaling from {before} to {with_noun(target, 'pod')}", key),)
     last = decisions.inputs.status.conditions.get(ConditionType.FULLY_SCALED)
     scaled = conditions[ConditionType.FULLY_SCALED]
     if last is not None and not last.true and scaled.true and "lastScaleTime" in decisions.inputs.status.raw:

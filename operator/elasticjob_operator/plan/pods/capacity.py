@@ -88,7 +88,7 @@ def _warning(message: str, key: str) -> EventRecord:
 
 def describe_back_off(ctx: ReconcileContext, capacity: Capacity) -> str:
     """Return why the job has no pods, and when it tries again."""
-    low = with_noun(ctx.spec.min_replicas, "node")
+    low = with_noun(ctx.spec.min_replicas, "pod")
     retry = timestamp(math.ceil(max(capacity.retry_at or ctx.now, ctx.now)))
     attempts = capacity.back_off.attempts if capacity.back_off else 0
     return (

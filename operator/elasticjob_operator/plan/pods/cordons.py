@@ -87,4 +87,4 @@ def cordon_event(ctx: ReconcileContext) -> tuple[EventRecord, ...]:
 
 def describe_cordon_spares(ctx: ReconcileContext) -> str:
     """Return how many of the spares are additional pods, as an addition to their number; empty if none are."""
-    return f" ({ctx.cordon_spares} added, so that cordoned nodes can be drained)" if ctx.cordon_spares else ""
+    return f" ({ctx.cordon_spares} added, so that cordoned Nodes can be drained)" if ctx.cordon_spares else ""
