@@ -157,14 +157,15 @@ def test_a_script_knows_the_time_that_a_drain_leaves_it(tmp_path: Path, monkeypa
 
 
 READS_TO_SAVE = """
-import os, signal, sys
+import os, signal, subprocess, sys
 from torch.utils.data import DataLoader
 
+logger = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 asked = []
 signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
 
 def endless():
-    loader = DataLoader(range(64), num_workers=2, persistent_workers=sys.argv[1] == "persistent")
+    loader = DataLoader(range(64), num_workers=2, pin_memory=True, persistent_workers=sys.argv[1] == "persistent")
     while True:
         yield from loader
 
@@ -175,9 +176,12 @@ while not asked:
     next(batches)
 for _ in range(200):
     next(batches)
-print("saved", flush=True)
+logger.stdin.write(b"saved and logged\\n")
+logger.stdin.flush()
+print(logger.stdout.readline().decode(), flush=True)
+logger.kill()
 """
-"""Reads batches after SIGTERM too: it saves at the end of its epoch."""
+"""Reads batches and logs after SIGTERM too: it saves at the end of its epoch."""
 
 
 @pytest.mark.torch
@@ -187,6 +191,6 @@ def test_workers_of_a_data_loader_go_on_until_the_script_has_saved(tmp_path: Pat
     with LocalRun(job, tmp_path) as run:
         agent = int(run.wait_for(r"began agent (\d+)", 120)[1])
         os.kill(agent, signal.SIGTERM)
-        run.wait_for("saved", 60)
+        run.wait_for("saved and logged", 60)
     assert "killed by signal" not in run.text
     assert "exited unexpectedly" not in run.text

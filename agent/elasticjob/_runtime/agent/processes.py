@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from elasticjob._runtime.contract.commands.python_command import is_python
 from elasticjob._runtime.contract.names import Env
 
 _PR_SET_PDEATHSIG = 1
@@ -74,7 +75,7 @@ def signal_group(leader: int, number: signal.Signals) -> None:
 
     The leader must be a child that has not been reaped. A fork of the fork server is a child of the agent for a moment
     before it leads its group. A signal other than SIGKILL does not go to the helpers of a program that handles it, such
-    as the workers of a data loader: the program may need them until it has saved.
+    as the workers of a data loader and a process that writes its log: the program may need them until it has saved.
     """
     if number is not signal.SIGKILL:
         group = _group(leader)
@@ -105,13 +106,17 @@ def _is_in(leader: int, pid: int) -> bool:
 
 
 def _helpers_in(group: set[int], number: signal.Signals) -> set[int]:
-    """Return the processes of a group that are forks of a parent which handles the signal, or multiprocessing's.
+    """Return the processes of a group that a Python program has started which handles the signal.
 
-    Other children get the signal: a shell that has a trap may wait for them.
+    Of other programs, these are their forks and the processes of multiprocessing. Other children get the signal: a
+    shell that has a trap may wait for them.
     """
     helpers = set()
     for parent in group:
         if not has_signal(parent, number, "SigCgt"):
+            continue
+        if _runs_python(parent):
+            helpers |= group & descendants(parent)
             continue
         command = _command_line(parent)
         for child in _children(parent):
@@ -119,6 +124,13 @@ def _helpers_in(group: set[int], number: signal.Signals) -> set[int]:
             if own == command or any(word.startswith(b"from multiprocessing.") for word in own):
                 helpers.add(child)
     return helpers
+
+
+def _runs_python(pid: int) -> bool:
+    try:
+        return is_python(os.readlink(f"/proc/{pid}/exe"))  # noqa: PTH115
+    except OSError:
+        return False
 
 
 def has_signal(pid: int, number: int, *fields: str) -> bool:
