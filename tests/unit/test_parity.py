@@ -8,6 +8,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+import tomllib
 
 from support.rendezvous import rounds_invariants, rounds_world
 
@@ -53,6 +54,21 @@ def deep_tests(path: Path) -> set[str]:
     if any("mark.deep" in ast.unparse(mark.value) for mark in marks):
         return {"", *(test.name for test in tests)}
     return {test.name for test in tests if "pytest.mark.deep" in map(ast.unparse, test.decorator_list)}
+
+
+def test_every_mark_is_declared() -> None:
+    """pytest refuses the others only when it collects their files, which `make unit` does with some layers."""
+    options = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    declared = {mark.partition(":")[0] for mark in options["markers"]}
+    declared |= {"asyncio", "filterwarnings", "parametrize", "skip", "skipif", "timeout", "usefixtures", "xdist_group"}
+    for conftest in TESTS.rglob("conftest.py"):
+        declared |= set(re.findall(r'addinivalue_line\("markers", "(\w+)', conftest.read_text()))
+    used = defaultdict(set)
+    for path in sorted(TESTS.rglob("test_*.py")):
+        for mark in re.findall(r"\bpytest\.mark\.(\w+)", path.read_text()):
+            used[mark].add(str(path.relative_to(TESTS)))
+    assert {mark: files for mark, files in used.items() if mark not in declared} == {}
+    assert {"alone", "deep"} <= used.keys()
 
 
 @pytest.mark.parametrize("page", sorted(PROMISES))
