@@ -126,6 +126,18 @@ async def test_a_worker_reads_how_long_it_has(progress: WorkerProgress, round_id
     await worker.end()
 
 
+async def test_the_ranks_of_the_next_launcher_count_their_own_steps(progress: WorkerProgress) -> None:
+    first = await script(COUNT, 50, 10, path=progress.path)
+    assert await first.line() == "passed 50"
+    await first.end()
+    progress.end_stage()
+    assert (steps(progress), await progress.hold(1), progress.has_steps) == ({}, None, True)
+    second = await script(COUNT, 1, 1, path=progress.path)
+    assert await second.line() == "passed 1"
+    assert [report.step for report in progress.heartbeats()] == [1], "its script has not ended"
+    await second.end()
+
+
 async def test_steps_of_a_process_that_waits_for_a_round_are_not_those_of_its_rank(progress: WorkerProgress) -> None:
     worker = await script(COUNT, 5, 1, path=progress.path)
     assert await worker.line() == "passed 5"

@@ -79,7 +79,7 @@ class WorkerExecutor:
         """Report from now on what the workers and the command of the pod come to."""
         self.workers.on_results_ended = self.results_ended
         self.workers.command.on_stage_begun = lambda *stage: self.dispatch(events.StageStarted(*stage))
-        self.workers.command.on_stage_over = lambda round_id, stage: self.dispatch(events.StageOver(round_id, stage))
+        self.workers.command.on_stage_over = self._stage_over
 
     def execute(self, effect: WorkerEffect) -> None:
         """Execute one effect, or begin it."""
@@ -119,6 +119,10 @@ class WorkerExecutor:
         """Report that no worker of the round counts a step any more."""
         if (round_id := self.state().round) is not None:
             self.dispatch(events.AllResultsEnded(round_id))
+
+    def _stage_over(self, round_id: RoundId, stage: int) -> None:
+        self.monitors.send_training_now()  # the ranks of the next launcher report in their place
+        self.dispatch(events.StageOver(round_id, stage))
 
     def limit_grace(self) -> None:
         """Shorten a stop in progress to what the pod's grace period leaves."""

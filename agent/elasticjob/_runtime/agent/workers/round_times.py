@@ -39,6 +39,10 @@ class RoundTimes:
         self._called = {}
         self.start_times.begin_round()
 
+    def end_stage(self) -> None:
+        """Forget the steps of the ranks of a launcher that ends."""
+        self._progress.end_stage()
+
     def begin_start(self, local_ranks: Collection[int]) -> None:
         """Record that new processes of these ranks are about to start in the round."""
         self._launched_at = time.monotonic()

@@ -119,6 +119,14 @@ class WorkerProgress:
         self._round = round_id
         self._set_limit(NO_LIMIT)
 
+    def end_stage(self) -> None:
+        """Forget the workers of a launcher that has ended: those of the next one count their steps from the start.
+
+        Between the two no worker can be held at a step.
+        """
+        self._had_steps = self.has_steps
+        self._forget()
+
     def reports(self) -> tuple[ProgressReport, ...]:
         """Return the last step that each worker of the round has reported, sorted by local rank."""
         found = ((rank, r.words) for rank, r in sorted(self._ranks.items()))

@@ -387,6 +387,7 @@ class PodCommand:
         process.state = _GOES_ON
         process.worker = replace(process.worker, round=start.round, rank=start.rank)
         self._table.add(process.pid, process.worker, RUNNING)
+        self._ranks.end_stage()
         log.info("launcher %d of the command ends, and the command goes on", process.stage)
         self._end_stage(stage.exit_code)
 

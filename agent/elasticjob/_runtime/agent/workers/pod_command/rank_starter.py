@@ -38,6 +38,10 @@ class RankStarter:
         self._launcher = launcher
         self._times = times
 
+    def end_stage(self) -> None:
+        """Forget the steps of the ranks of a launcher that ends."""
+        self._times.end_stage()
+
     async def start(self, start: StartRound, ranks: list[int]) -> EndedWorker | None:
         """Start the processes of these local ranks. Return the failure of the round if they cannot start."""
         prepared: list[tuple[Worker, WorkerStart]] = []
