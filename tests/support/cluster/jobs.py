@@ -194,7 +194,7 @@ class Job:
         node: str = self.kube.get("pods", pod, self.namespace)["spec"]["nodeName"]
         return node
 
-    def wait_events(self, *reasons: str) -> list[str]:
+    def wait_events(self, *reasons: str, timeout: float = 30) -> list[str]:
         """Wait until the job has Events with these reasons, and return the reasons of all of its Events.
 
         The operator records them after the status that they are about.
@@ -204,7 +204,7 @@ class Job:
             return set(reasons) <= set(self._reasons(events))
 
         what = f"{self.name}: Events {', '.join(reasons)}"
-        return self._reasons(self.kube.wait_list("events", self.namespace, recorded, timeout=30, what=what))
+        return self._reasons(self.kube.wait_list("events", self.namespace, recorded, timeout=timeout, what=what))
 
     def _reasons(self, events: list[Json]) -> list[str]:
         return [e["reason"] for e in events if e["involvedObject"].get("name") == self.name]

@@ -9,7 +9,8 @@ A mark is an HTML comment right above a block, which readers do not see:
     <!-- part of: spec.template.spec -->     where a part of a manifest belongs
 
 A block without a language is the output of the shell block before it, unless it is `checked`. `<!-- some lines -->`
-above it means that the command prints other lines as well, and these in any order.
+above it means that the command prints other lines as well, and these in any order. `<!-- exits with 1 -->` above a
+shell block means that its last command fails, because the page is about that.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ from support.cluster.kubectl import REPOSITORY
 
 RUNNERS = {
     "cluster": "tests/e2e/test_docs_blocks.py",
+    "troubleshooting": "tests/e2e/test_docs_troubleshooting.py",
     "local": "tests/integration/test_docs_blocks.py",
 }
 """Name of a runner, and the file with the test that runs its blocks."""
 _MARK = re.compile(r"<!-- (.+?) -->")
 _FENCE = re.compile(r"( *)```(\w*)$")
 SOME_LINES = "some lines"
+FAILS = "exits with 1"
 
 
 @dataclass(frozen=True)

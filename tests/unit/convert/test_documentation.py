@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
 from elasticjob.convert.documents import parse_documents
 from elasticjob.convert.main import convert_documents
 from elasticjob.convert.yaml_text import manifest_text
 from support.cluster.kubectl import REPOSITORY
+from support.docs.blocks import parse_blocks
 
 PAGES = [
     "docs/operate/migrate-from-hyperpod.md",
@@ -21,8 +20,9 @@ PAGES = [
 @pytest.mark.parametrize("path", PAGES)
 def test_the_example_in_the_documentation(path: str) -> None:
     page = (REPOSITORY / path).read_text()
-    before, after = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
-    notes = re.findall(r"```\nnote: (.*?)```", page, re.DOTALL)
+    blocks = parse_blocks(path, page)
+    *_, before, after = (block.text for block in blocks if block.language == "yaml")
+    notes = [b.text.removeprefix("note: ") for b in blocks if not b.language and b.text.startswith("note: ")]
     manifests, lines = convert_documents(parse_documents(before, "page"), "page")
     assert manifest_text(manifests) == after
     assert lines == [line for note in notes for line in note.splitlines()]

@@ -102,3 +102,9 @@ def test_a_field_that_a_command_prints_is_one_of_a_job(block: Block) -> None:
         assert [name for name in re.findall(r"\{\.(\w+)\}", items) if name not in known] == []
     for part, name in re.findall(r"\{(?:range )?\.(status|spec)\.(\w+)", block.text):
         assert name in fields[part]["properties"]
+
+
+@pytest.mark.parametrize("block", [b for b in in_language("bash") if "delete pod -l" in b.text], ids=str)
+def test_a_command_that_deletes_a_worker_pod_leaves_the_stores(block: Block) -> None:
+    """A store pod has the label of index 0 too."""
+    assert "elasticjob.dev/role=worker" in block.text
