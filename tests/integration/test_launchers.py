@@ -252,7 +252,7 @@ def test_ranks_whose_python_looks_for_nothing_fail_the_job_too(command: str, tmp
     ("command", "message"),
     [
         ("bash mpi.sh", "mpirun starts ranks of its own, which the job does not restart: write the program behind it"),
-        ("python stays.py & python stays.py", "the job would train twice, side by side"),
+        ("python stays.py & python stays.py & wait -n", "the job would train twice, side by side"),
     ],
     ids=["mpirun", "&"],
 )
