@@ -9,7 +9,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -48,8 +48,8 @@ class Stage:
     def print_status(self, text: str) -> None:
         self.console.print(f"    {text}", markup=False, soft_wrap=True)
 
-    def print_output(self, text: str) -> None:
-        if found := _STEP.search(text):
+    def print_output(self, lines: Sequence[str]) -> None:
+        for found in filter(None, map(_STEP.search, lines)):
             self.steps.append(Step(float(found[4]), "", int(found[1]), float(found[2]), int(found[3])))
             self._changed.set()
 

@@ -66,7 +66,7 @@ def test_a_fault_of_each_kind(kind: str, job: FaultyJob) -> None:
 def test_two_ranks_fail_at_once(second: str, kept: int, job: FaultyJob) -> None:
     """After the same step. The two others stay, and so does the one that raises."""
     faults = (RankFault("SIGKILL", 1, "step"), RankFault(second, 3, "step"))
-    report = job.inject(Incident(faults))
+    report = job.inject(Incident(faults, same_step=True))
     assert (report.kept, report.replaced) == (kept, 4 - kept)
 
 

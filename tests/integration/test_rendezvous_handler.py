@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -444,8 +445,9 @@ def test_a_lost_store_is_logged_and_never_raised_while_a_round_runs(nodes: Nodes
 @pytest.mark.parametrize("redundant", [True, False])
 def test_a_node_that_waits_for_a_round_does_not_outwait_a_lost_store(nodes: Nodes, redundant: bool) -> None:
     """Also not one that has been in a round: its session would reconnect without limit."""
-    one, last = nodes.add(), nodes.add(read_timeout=1, join_timeout=600)
+    one, last = nodes.add(), nodes.add(join_timeout=600)
     nodes.join_all(one, last)
+    last._endpoint = replace(last._endpoint, read_timeout=1)
     [waiting] = nodes.join(last)
     until(lambda: last._session and last._session.start is None, "the node has left its round")
     with last._session.changed:  # type: ignore[union-attr]

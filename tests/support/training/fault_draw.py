@@ -51,6 +51,8 @@ class Incident:
     faults: tuple[RankFault, ...]
     replaced: tuple[int, ...] = ()
     """Numbers of faults after which the rank has another process although their kind alone would not do that."""
+    same_step: bool = False
+    """Whether the ranks wait for each other, so that no fault comes after the recovery from another one."""
 
     def __str__(self) -> str:
         return "".join(

@@ -146,7 +146,8 @@ class FaultyJob:
         before = set(self._newest().processes.values())
         self._store_port = self._store_port or int(environ_of(self._store())[Env.PORT])
         step = self.ledger.last_step + 3  # a rank may be a step ahead of what has been read
-        plan = {"number": self._number, "faults": [fault.planned(step) for fault in incident.faults]}
+        faults = [fault.planned(step) for fault in incident.faults]
+        plan = {"number": self._number, "faults": faults, "same_step": incident.same_step}
         (self._folder / "plan.tmp").write_text(json.dumps(plan))
         (self._folder / "plan.tmp").rename(self._folder / "plan.json")
         cut: list[_Fired] = []

@@ -38,6 +38,8 @@ FORM_TIMEOUT = timedelta(seconds=20)
 """How long the ranks wait for one that does not form the process group, or is silent in a collective."""
 SLOW_SECONDS = 2.0
 """Seconds that a slow rank needs more for a step."""
+TOGETHER_SECONDS = 5.0
+"""Seconds that a rank waits for another one at the same step: less than the time after which it counts as hung."""
 
 
 class RankWithFaults:
@@ -82,8 +84,22 @@ class RankWithFaults:
         rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         for index, fault in enumerate(plan["faults"]):
             here = fault["point"] == name and fault["rank"] % world == rank
-            if here and self.state.step >= fault["step"] and self._may_fire(plan["number"], index, fault["recovery"]):
+            if not here or self.state.step < fault["step"] or (plan["same_step"] and not self._all_here(plan, index)):
+                continue
+            if self._may_fire(plan["number"], index, fault["recovery"]):
                 self._inject(fault["kind"], f"{plan['number']}-{index}")
+
+    def _all_here(self, plan: dict[str, Any], index: int) -> bool:
+        """Wait until all ranks with a fault are here at this step. Return False if one has passed.
+
+        That one sees the plan at the next step, which it cannot complete without this rank.
+        """
+        names = [f"here-{plan['number']}-{other}-{self.state.step}" for other in range(len(plan["faults"]))]
+        (self.folder / names[index]).touch()
+        deadline = time.monotonic() + TOGETHER_SECONDS
+        while not (complete := all((self.folder / name).exists() for name in names)) and time.monotonic() < deadline:
+            time.sleep(0.005)
+        return complete
 
     def _may_fire(self, number: int, index: int, in_recovery: bool) -> bool:
         """Claim a fault. One that belongs into a recovery waits for the round after that of the fault before it."""

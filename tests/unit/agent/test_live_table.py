@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import os
 
@@ -10,7 +11,8 @@ from rich.console import Console
 
 from elasticjob._runtime.contract.messages import AgentReport, Report, RoundPhase, Straggler
 from elasticjob._runtime.contract.names import RoundId
-from elasticjob._runtime.local.terminal.live_table import render_table
+from elasticjob._runtime.local.terminal.live_table import LiveTable, render_table
+from elasticjob._runtime.local.terminal.node_output import print_output
 from elasticjob._runtime.local.terminal.screen import NodeRow, PlainScreen, RunView
 
 NODES = (
@@ -43,3 +45,19 @@ def test_an_unbuffered_line_is_one_write(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr("sys.stderr", io.TextIOWrapper(raw, write_through=True))
         PlainScreen().print_status("toy failed")
         assert output.read(100) == b"[job] toy failed\n"
+
+
+async def test_lines_that_have_come_together_draw_the_table_once_also_the_last_one_without_an_end() -> None:
+    """A job that writes hundreds of lines a second must not wait for its terminal."""
+    text = io.StringIO()
+    table = LiveTable(Console(file=text, force_terminal=True, width=110))
+    table.show(RunView("toy", 1, 0, 99, (), None))
+    drawn = text.getvalue().count("starting the store")
+    output = asyncio.StreamReader()
+    output.feed_data(b"".join(b"step %d\n" % step for step in range(100)) + b"\x1b[31mlast")
+    output.feed_eof()
+    await print_output(output, table)
+    table.close()
+    assert [f"step {step}" in text.getvalue() for step in range(100)] == [True] * 100
+    assert "last" in text.getvalue()
+    assert text.getvalue().count("starting the store") <= drawn + 3

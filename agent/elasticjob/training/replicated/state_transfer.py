@@ -74,12 +74,13 @@ def _receive(
     is_live: bool,
 ) -> Loaded | None:
     """Receive the block. A rank that does not load it, or whose node has a copy, only takes part in the broadcast."""
+    before = received_bytes()  # the other rank sends the block right after its header, which may come with it
     header, (descriptor, newest) = exchange.receive_header(), copies.newest()
     has_copy = newest.version == transfer.version
     if is_live or has_copy:
         exchange.discard(header)
         return None if is_live else _read(descriptor)
-    with _reported(header.size):
+    with _reported(header.size, before):
         if receive_live is not None:
             return receive_live(header, partial(exchange.receive_pieces, header))
 
@@ -91,9 +92,12 @@ def _receive(
 
 
 @contextmanager
-def _reported(size: int) -> Iterator[None]:
-    """Report how long the block of this size takes, and over which interface it comes."""
-    before, begin = received_bytes(), time.monotonic()
+def _reported(size: int, before: Mapping[str, int]) -> Iterator[None]:
+    """Report how long the block of this size takes, and over which interface it comes.
+
+    `before`: the counters of the interfaces before any of it can have come.
+    """
+    begin = time.monotonic()
     yield
     synchronize_device()  # nccl has only queued the last piece
     seconds = time.monotonic() - begin

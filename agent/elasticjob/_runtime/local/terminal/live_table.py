@@ -7,7 +7,7 @@ import os
 import sys
 import termios
 import tty
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -50,8 +50,9 @@ class LiveTable:
     def print_status(self, text: str) -> None:
         self._console.print(Text(f"[job] {printable(text)}", style="bold"), soft_wrap=True)
 
-    def print_output(self, text: str) -> None:
-        self._console.print(Text.from_ansi(text), soft_wrap=True)
+    def print_output(self, lines: Sequence[str]) -> None:
+        # One print: each of them draws the table again.
+        self._console.print(Text("\n").join(map(Text.from_ansi, lines)), soft_wrap=True)
 
     def show(self, view: RunView) -> None:
         self._live.update(render_table(view), refresh=True)

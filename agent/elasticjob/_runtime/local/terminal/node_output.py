@@ -11,11 +11,13 @@ _LONGEST_LINE = 1 << 20
 
 
 async def print_output(output: asyncio.StreamReader, screen: Screen) -> None:
-    """Print all that is written to `output`, line by line, until it is closed."""
+    """Print all that is written to `output` until it is closed; lines that have come together are printed together."""
     rest = b""
     while data := await output.read(1 << 16):
         *lines, rest = (rest + data).split(b"\n")
         if len(rest) > _LONGEST_LINE:
             lines, rest = [*lines, rest], b""
-        for line in lines:
-            screen.print_output(line.decode(errors="replace"))
+        if lines:
+            screen.print_output([line.decode(errors="replace") for line in lines])
+    if rest:
+        screen.print_output([rest.decode(errors="replace")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -41,8 +42,8 @@ class Screen(Protocol):
     def print_status(self, text: str) -> None:
         """Print one line about the run."""
 
-    def print_output(self, text: str) -> None:
-        """Print one line of a node's output, without its newline. Called only if `captures_output`."""
+    def print_output(self, lines: Sequence[str]) -> None:
+        """Print lines of a node's output, without their newlines. Called only if `captures_output`."""
 
     def show(self, view: RunView) -> None:
         """Show the new state of the run."""
@@ -61,7 +62,7 @@ class PlainScreen:
         sys.stderr.write(f"[job] {printable(text)}\n")
         sys.stderr.flush()
 
-    def print_output(self, text: str) -> None:
+    def print_output(self, lines: Sequence[str]) -> None:
         raise AssertionError("the nodes write their output themselves")
 
     def show(self, view: RunView) -> None:
