@@ -69,6 +69,33 @@ async def test_all_verbs_on_a_real_api_server(cluster: Cluster) -> None:
     assert await viewer.view("events", "bert")
     await the_page_shows_a_fault(cluster, kubeconfig)
     await changes(cluster, admin, viewer)
+    await submits(cluster, admin)
+
+
+async def submits(cluster: Cluster, admin: CommandLine) -> None:
+    """Submit a script: the API server takes its objects, and the job owns the code."""
+    code = cluster.folder / "code"
+    code.mkdir()
+    (code / "train.py").write_text("print(1)")
+    flags = ("--code", str(code), "--image", "example.org/i:1", "-n", NAMESPACE, "--detach", "--pods", "2")
+    for arguments in (("--name", "mine", "--max-pods", "3", "--gpus", "8"), ("--name", "other", "--memory", "1Gi")):
+        ended, out, err = await admin.run("submit", "train.py", *flags, *arguments, "--", "--lr", "1")
+        assert (ended, out) == (0, f"{arguments[1]}\n"), err
+    ended, _, err = await admin.run("submit", "train.py", *flags, "--name", "mine")
+    assert (ended, "there is a ConfigMap mine-code already" in err) == (1, True), err
+    job, owned = (
+        json.loads(cluster.kubectl("get", kind, "-n", NAMESPACE, "-o", "json")) for kind in ("ej/mine", "cm/mine-code")
+    )
+    (owner,) = owned["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["uid"]) == ("ElasticJob", job["metadata"]["uid"])
+    assert (await admin.view("status", "mine", "-n", NAMESPACE))["codeSha256"] == (
+        owned["metadata"]["annotations"]["elasticjob.dev/code-sha256"]
+    )
+    ended, _, err = await admin.run("submit", "train.py", *flags, "--name", "third", "--memory", "much")
+    assert ended == 1
+    assert "memory" in err
+    names = cluster.kubectl("get", "configmaps", "-n", NAMESPACE, "-o", "name").split()
+    assert "configmap/third-code" not in names
 
 
 async def the_page_shows_a_fault(cluster: Cluster, kubeconfig: str) -> None:

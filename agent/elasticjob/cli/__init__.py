@@ -35,12 +35,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run_parsed(arguments: Sequence[str]) -> int:
-    from elasticjob.cli.arguments import command_parser
+    from elasticjob.cli.arguments import command_parser, parse_command_line
 
     called_by_kubectl = sys.argv[0].rpartition("/")[2].startswith(_PLUGIN)
     parser = command_parser("kubectl elasticjob" if called_by_kubectl else "elasticjob", _version())
     _enable_completion(parser)
-    options = parser.parse_args(arguments)
+    options = parse_command_line(parser, arguments)
     match options.command:
         case "run":
             from elasticjob._runtime.local.main import main as run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from typing import NoReturn
 
 USAGE = 64
@@ -18,6 +19,7 @@ examples, on this machine:
 
 examples, on the cluster of the kubeconfig:
   elasticjob status                           all jobs; with a name, one job on one screen
+  elasticjob submit train.py --pods 4 --gpus 8 --image IMAGE -- --lr 1    run your script, without an image build
   elasticjob why bert                         why it does not run, is not at full size, or is slow
   elasticjob ui --open                        all jobs, live, in the browser
 
@@ -46,6 +48,15 @@ def command_parser(program: str, version: str) -> argparse.ArgumentParser:
     _add_local(subcommands)
     _add_cluster(subcommands)
     return parser
+
+
+def parse_command_line(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
+    """Return the options; `options.arguments` is what follows `--` after `submit`, and belongs to the script."""
+    own, script = list(arguments), list[str]()
+    if own[:1] == ["submit"] and "--" in own:
+        at = own.index("--")
+        own, script = own[:at], own[at + 1 :]
+    return parser.parse_args(own, argparse.Namespace(arguments=script))
 
 
 def _add_local(subcommands: argparse._SubParsersAction[_Parser]) -> None:
@@ -104,6 +115,7 @@ def _add_local(subcommands: argparse._SubParsersAction[_Parser]) -> None:
 
 
 def _add_cluster(subcommands: argparse._SubParsersAction[_Parser]) -> None:
+    _add_submit(subcommands)
     status = _verb(subcommands, "status", "one job on one screen; without a name, all jobs")
     status.add_argument("job", metavar="JOB", nargs="?", help="name of the job")
     status.add_argument("-A", "--all-namespaces", action="store_true", help="jobs of all namespaces")
@@ -152,6 +164,28 @@ def _add_cluster(subcommands: argparse._SubParsersAction[_Parser]) -> None:
     drain.add_argument("pod", metavar="POD", help="name of the worker pod")
     drain.add_argument("--force", action="store_true", help="delete the pod if the PodDisruptionBudget refuses")
     _add_wait(drain)
+
+
+def _add_submit(subcommands: argparse._SubParsersAction[_Parser]) -> None:
+    submit = _verb(subcommands, "submit", "run a script on the cluster, without an image build, and follow its logs")
+    submit.epilog = (
+        "What follows -- are arguments of the script. Exit codes: 0 the job has succeeded (with --detach: it was"
+        " created), 1 it has failed or was refused, 64 a flag is wrong, 69 no cluster is reachable, 130 Ctrl-C"
+    )
+    submit.add_argument("script", metavar="SCRIPT", help="Python file in the folder that is shipped")
+    submit.add_argument("--image", metavar="IMAGE", required=True, help="image with Python and what the script imports")
+    submit.add_argument("--code", metavar="FOLDER", default=".", help="folder that is shipped (default: this one)")
+    submit.add_argument("--name", metavar="JOB", help="name of the job (default: the script's, with random characters)")
+    submit.add_argument("--pods", type=_count, default=1, metavar="N", help="worker pods (default: 1)")
+    submit.add_argument("--min-pods", type=_count, metavar="N", help="fewest pods to train on (default: --pods)")
+    submit.add_argument("--max-pods", type=_count, metavar="N", help="most pods, for scale (default: --pods)")
+    submit.add_argument("--gpus", type=_count, default=0, metavar="N", help="NVIDIA GPUs of each pod (default: 0)")
+    submit.add_argument("--workers", type=_count, metavar="N", help="workers of each pod (default: one for each GPU)")
+    submit.add_argument("--cpu", default="", metavar="N", help="CPUs that each pod requests, such as 4 or 500m")
+    submit.add_argument("--memory", default="", metavar="SIZE", help="memory that each pod may use, such as 16Gi")
+    submit.add_argument("-e", "--env", action="append", default=[], metavar="NAME=VALUE", help="variable of the pods")
+    submit.add_argument("--detach", action="store_true", help="create the job, and do not follow it")
+    submit.add_argument("--dry-run", action="store_true", help="print the manifests and create nothing")
 
 
 def _add_wait(verb: argparse.ArgumentParser) -> None:

@@ -19,6 +19,10 @@ def run_cluster_command(options: argparse.Namespace) -> int:
     """Run the verb that `options.command` names and return the exit code."""
     output = VerbOutput(getattr(options, "output", None))
     try:
+        if options.command == "submit" and options.dry_run:
+            from elasticjob.cli.verbs.submit import print_manifests
+
+            return print_manifests(output, options)
         cluster = connect_to_cluster(options.kubeconfig, options.context, options.namespace)
         return _run_verb(cluster, output, options)
     except ClusterError as error:
@@ -47,6 +51,10 @@ def _run_verb(cluster: Cluster, output: VerbOutput, options: argparse.Namespace)
             from elasticjob.cli.verbs.events import show_events
 
             return show_events(cluster, output, options.job, now, warnings=options.warnings, watch=options.watch)
+        case "submit":
+            from elasticjob.cli.verbs.submit import submit_script
+
+            return submit_script(cluster, output, options)
         case "why":
             from elasticjob.cli.verbs.why import show_causes
 

@@ -37,6 +37,10 @@ class FakeApi:
     """Events of a watch on the path of a list; the watch then ends."""
     outputs: dict[str, str] = field(default_factory=dict)
     """What a command in a pod writes, by pod; no command may run in the others."""
+    creates: bool = False
+    """Whether an object that is created is kept in its list; 409 if its name is taken."""
+    created_status: Json = field(default_factory=dict)
+    """Status of a created object."""
     requests: list[tuple[str, str, Json | None]] = field(default_factory=list)
     """Method, path with query, and body."""
 
@@ -57,6 +61,8 @@ class FakeApi:
             lines = self.logs.get(pod, [])
             tail = query.get("tailLines")
             return 200, "".join(line + "\n" for line in (lines[-int(tail) :] if tail else lines))
+        if self.creates and method == "POST" and path in self.lists and body:
+            return self.create(path, body)
         if path in self.lists:
             if query.get("watch"):
                 return 200, "".join(json.dumps(event) + "\n" for event in self.watches.pop(path, []))
@@ -66,9 +72,21 @@ class FakeApi:
             folder, _, wanted = owner.rpartition("/")
             for item in self.lists.get(folder, []):
                 if item["metadata"]["name"] == wanted:
+                    if self.creates and method == "DELETE" and owner == path:
+                        self.lists[folder].remove(item)
+                        return 200, json.dumps(item)
                     return 200, json.dumps(merged(item, body or {}) if method == "PATCH" else item)
         message = f'elasticjobs.elasticjob.dev "{name}" not found'
         return 404, json.dumps({"kind": "Status", "message": message, "code": 404, "details": {"name": name}})
+
+    def create(self, path: str, body: Json) -> tuple[int, str]:
+        """Keep an object, and answer as to its creation."""
+        name = body["metadata"]["name"]
+        if any(item["metadata"]["name"] == name for item in self.lists[path]):
+            return 409, json.dumps({"kind": "Status", "message": f"{name} already exists", "code": 409})
+        metadata = {"namespace": NAMESPACE, "uid": f"uid-{name}", "resourceVersion": "1", **body["metadata"]}
+        self.lists[path].append({**body, "metadata": metadata, "status": self.created_status})
+        return 201, json.dumps(self.lists[path][-1])
 
 
 def matches(item: Json, selector: str) -> bool:

@@ -47,6 +47,7 @@ def _run(command: Sequence[str], early: Sequence[str], handled: Sequence[signal.
     try:
         from elasticjob._runtime.agent.config import UsageError, read_config, read_options
         from elasticjob._runtime.agent.runner import Agent
+        from elasticjob._runtime.agent.shipped_code import CodeError, unpack_shipped_code
         from elasticjob._runtime.agent.start_workers.command import CommandError, parse_command, parse_own_agent_command
         from elasticjob._runtime.agent.start_workers.shims.shim_callers import torchrun_interpreter
         from elasticjob._runtime.contract.names import Backend, ExitCode
@@ -55,13 +56,14 @@ def _run(command: Sequence[str], early: Sequence[str], handled: Sequence[signal.
     except ImportError as error:
         return _refuse(f"{sys.executable} lacks what the agent needs: {error}: use an image with a complete Python")
     try:
+        unpack_shipped_code()
         options = read_options(os.environ, command)
         config = read_config(os.environ, options)
         if names := options.get("signals-to-handle"):
             handled = _replace_handled(handled, names)
         parse = parse_own_agent_command if config.backend is Backend.C10D else parse_command
         agent = Agent(config, parse(command, torchrun_interpreter(command[0]), os.environ), early, handled)
-    except (UsageError, CommandError) as error:
+    except (UsageError, CommandError, CodeError) as error:
         return _refuse(str(error))
     except Exception as error:
         # So far everything depends only on the image, the flags and the variables: another attempt would fail as well.

@@ -31,6 +31,7 @@ class ApiResource(NamedTuple):
 ELASTICJOBS = ApiResource(GROUP, VERSION, PLURAL)
 POD_LIST = ApiResource("", "v1", "pods")
 EVENT_LIST = ApiResource("", "v1", "events")
+CONFIG_MAPS = ApiResource("", "v1", "configmaps")
 NODE_LIST = ApiResource("", "v1", "nodes", namespaced=False)
 QUOTA_LIST = ApiResource("", "v1", "resourcequotas")
 QUEUED_WORKLOADS = ApiResource("kueue.x-k8s.io", "v1beta2", "workloads")

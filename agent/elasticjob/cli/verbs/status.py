@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from elasticjob._runtime.contract.names import KIND, Label
+from elasticjob._runtime.contract.shipped_code import CODE_SHA256
 from elasticjob.cli.cluster.connection import Cluster
 from elasticjob.cli.cluster.errors import ClusterError
 from elasticjob.cli.cluster.resources import ELASTICJOBS, EVENT_LIST, POD_LIST, KubeObject
@@ -139,6 +140,7 @@ def job_overview(
                 "maxRestarts": policy.get("maxRestarts", 3),
                 "startTime": status.get("startTime"),
                 "completionTime": status.get("completionTime"),
+                "codeSha256": (meta.get("annotations") or {}).get(CODE_SHA256),
                 "progress": status.get("trainerStatus"),
                 "stage": status.get("stage"),
                 "goodput": status.get("goodput"),

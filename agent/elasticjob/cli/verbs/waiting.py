@@ -29,7 +29,7 @@ def wait_for_job(
     """
     deadline, told = time.monotonic() + seconds, ""
     for job in _versions(cluster, name, deadline):
-        if (now := _describe(job)) != told:
+        if (now := describe_job(job)) != told:
             told = now
             output.note(f"  {now}")
         if job_status(job).get("observedGeneration", 0) >= job["metadata"].get("generation", 0) and done(job):
@@ -58,7 +58,7 @@ def _versions(cluster: Cluster, name: str, deadline: float) -> Iterator[KubeObje
                 raise
 
 
-def _describe(job: KubeObject) -> str:
+def describe_job(job: KubeObject) -> str:
     """Return how far a job is in one line."""
     kind = next((k for k in _TOLD if job_condition(job, k) and (k == "Suspended") == holds(job, "Suspended")), "")
     if holds(job, "Running") and not holds(job, "Suspended"):

@@ -61,6 +61,8 @@ def _head(view: View, painter: Painter, now: float) -> Iterator[str]:
 
 
 def _training(view: View, now: float) -> Iterator[str]:
+    if view.get("codeSha256"):
+        yield f"  code       sha256 {printable(str(view['codeSha256'])[:12])}, shipped by elasticjob submit"
     if view.get("stage"):
         yield f"  stage      {_value(view['stage'])}"
     if progress := view.get("progress"):
@@ -90,14 +92,19 @@ def _value(value: object) -> str:
 
 
 def _progress(progress: View, now: float) -> str:
+    said = age_text(progress.get("lastUpdatedTime"), now)
+    return progress_text(progress) + ("" if said == "-" else f" (written {said} ago)")
+
+
+def progress_text(progress: View) -> str:
+    """Return how far the training is: `status.trainerStatus` in one line."""
     parts = [f"step {progress['step']}"] if "step" in progress else []
     if "progressPercentage" in progress:
         parts.append(f"{progress['progressPercentage']}%")
     if "estimatedRemainingSeconds" in progress:
         parts.append(f"about {short_duration(progress['estimatedRemainingSeconds'])} left")
     parts += [printable(f"{m.get('name')} {m.get('value')}") for m in progress.get("metrics") or ()]
-    said = age_text(progress.get("lastUpdatedTime"), now)
-    return ", ".join(parts) + ("" if said == "-" else f" (written {said} ago)")
+    return ", ".join(parts)
 
 
 def _conditions(conditions: Sequence[View], painter: Painter, now: float) -> list[str]:

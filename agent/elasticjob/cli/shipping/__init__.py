@@ -1,0 +1,1 @@
+"""What `submit` ships: the archive of the code, and the objects of a job."""

@@ -1,0 +1,135 @@
+"""The objects of a submitted job: the ElasticJob, and the ConfigMap with its code. Pure."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from elasticjob._runtime.contract.names import GROUP, KIND, VERSION, Label
+from elasticjob._runtime.contract.shipped_code import (
+    ARCHIVE,
+    ARCHIVE_FOLDER,
+    CODE_FOLDER,
+    CODE_SHA256,
+    code_config_map,
+)
+from elasticjob.cli.cluster.resources import KubeObject
+from elasticjob.cli.shipping.archive import CodeArchive
+from elasticjob.cli.shipping.errors import SubmitError
+
+GPU = "nvidia.com/gpu"
+LONGEST_STEM = 40
+"""Characters of a name that come from the script's: the API allows 50 in all."""
+
+
+@dataclass(frozen=True)
+class JobRequest:
+    """What a user wants to run."""
+
+    name: str
+    image: str
+    command: tuple[str, ...]
+    """The command in the container, relative to the folder that is shipped."""
+    pods: int = 1
+    min_pods: int | None = None
+    """Fewest worker pods to train on; None: as `max_pods` says, or as many as `pods`."""
+    max_pods: int | None = None
+    gpus: int = 0
+    """NVIDIA GPUs of each pod."""
+    workers: int | None = None
+    """Workers of each pod; None: one for each GPU, or one."""
+    cpu: str = ""
+    """CPUs that each pod requests, as Kubernetes writes them; empty: none."""
+    memory: str = ""
+    """Memory that each pod requests and may use; empty: no limit."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    namespace: str = ""
+    """Only for the manifest's text; empty: leave it out."""
+
+
+def job_name(script: str, suffix: str) -> str:
+    """Return a name for a job, such as `train-x7k2p`. `suffix`: random characters of a-z and 0-9."""
+    stem = script.replace("\\", "/").rpartition("/")[2].removesuffix(".py")
+    words = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")[:LONGEST_STEM].strip("-")
+    return f"{words if words[:1].isalpha() else f'job-{words}'.strip('-')}-{suffix}"
+
+
+def parse_env(pairs: list[str]) -> dict[str, str]:
+    """Return the variables of `NAME=VALUE` texts. SubmitError: one is none."""
+    found = {}
+    for pair in pairs:
+        name, separator, value = pair.partition("=")
+        if not separator or not name:
+            raise SubmitError(f"--env {pair}: want NAME=VALUE")
+        found[name] = value
+    return found
+
+
+def job_manifest(request: JobRequest, digest: str) -> KubeObject:
+    """Return the ElasticJob. `digest`: the archive's sha256."""
+    metadata: dict[str, Any] = {"name": request.name, "annotations": {CODE_SHA256: digest}}
+    if request.namespace:
+        metadata["namespace"] = request.namespace
+    spec: dict[str, Any] = {"replicas": request.pods, **_elastic_policy(request)}
+    workers = request.workers if request.workers is not None else request.gpus or 1
+    if workers != 1:
+        spec["nprocPerNode"] = workers
+    volumes = [
+        {"name": "code-archive", "configMap": {"name": code_config_map(request.name)}},
+        {"name": "code", "emptyDir": {}},
+    ]
+    spec["template"] = {"spec": {"containers": [_trainer(request)], "volumes": volumes}}
+    return {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "metadata": metadata, "spec": spec}
+
+
+def _elastic_policy(request: JobRequest) -> dict[str, Any]:
+    if request.min_pods is None and request.max_pods is None:
+        return {}
+    low = request.pods if request.min_pods is None else request.min_pods
+    high = request.pods if request.max_pods is None else request.max_pods
+    if not low <= request.pods <= high:
+        raise SubmitError(f"--pods {request.pods} is not between --min-pods {low} and --max-pods {high}")
+    return {"elasticPolicy": {"minReplicas": low, "maxReplicas": high}}
+
+
+def _trainer(request: JobRequest) -> dict[str, Any]:
+    trainer: dict[str, Any] = {
+        "name": "trainer",
+        "image": request.image,
+        "command": list(request.command),
+        "workingDir": CODE_FOLDER,
+        "volumeMounts": [
+            {"name": "code-archive", "mountPath": ARCHIVE_FOLDER, "readOnly": True},
+            {"name": "code", "mountPath": CODE_FOLDER},
+        ],
+    }
+    if request.env:
+        trainer["env"] = [{"name": name, "value": value} for name, value in request.env.items()]
+    requests = {name: value for name, value in (("cpu", request.cpu), ("memory", request.memory)) if value}
+    limits: dict[str, Any] = {"memory": request.memory} if request.memory else {}
+    if request.gpus:
+        limits[GPU] = request.gpus
+    resources = {kind: amounts for kind, amounts in (("requests", requests), ("limits", limits)) if amounts}
+    return {**trainer, "resources": resources} if resources else trainer
+
+
+def code_object(request: JobRequest, archive: CodeArchive) -> KubeObject:
+    """Return the ConfigMap with the code, without its owner."""
+    metadata: dict[str, Any] = {
+        "name": code_config_map(request.name),
+        "labels": {Label.JOB_NAME: request.name},
+        "annotations": {CODE_SHA256: archive.digest},
+    }
+    if request.namespace:
+        metadata["namespace"] = request.namespace
+    data = {ARCHIVE: base64.b64encode(archive.data).decode()}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "binaryData": data}
+
+
+def owner_of_code(job: KubeObject) -> dict[str, Any]:
+    """Return the patch that lets the job own its ConfigMap, which Kubernetes then deletes with the job."""
+    owner = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "name": job["metadata"]["name"]}
+    return {"metadata": {"ownerReferences": [{**owner, "uid": job["metadata"]["uid"]}]}}

@@ -1,0 +1,67 @@
+"""Create a job together with the ConfigMap of its code."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from elasticjob._runtime.contract.shipped_code import code_config_map
+from elasticjob._runtime.local.manifest.job_schema import find_problems
+from elasticjob.cli.cluster.connection import Cluster
+from elasticjob.cli.cluster.errors import ClusterError, RefusedError
+from elasticjob.cli.cluster.resources import CONFIG_MAPS, ELASTICJOBS, KubeObject
+from elasticjob.cli.shipping.archive import CodeArchive
+from elasticjob.cli.shipping.errors import SubmitError
+from elasticjob.cli.shipping.job_request import JobRequest, code_object, job_manifest, owner_of_code
+
+_CONFLICT = 409
+
+
+def checked_manifest(request: JobRequest, archive: CodeArchive) -> KubeObject:
+    """Return the ElasticJob. SubmitError: the API server would refuse it."""
+    manifest = job_manifest(request, archive.digest)
+    if problems := find_problems(manifest):
+        raise SubmitError("; ".join(problems))
+    return manifest
+
+
+def create_job(cluster: Cluster, request: JobRequest, archive: CodeArchive) -> KubeObject:
+    """Create the ConfigMap, then the job that owns it, and return the job. ClusterError: neither is left.
+
+    The ConfigMap comes first: the pods of a job without it would wait for the next attempt of their kubelets.
+    """
+    manifest = checked_manifest(request, archive)
+    _create_code(cluster, request, archive)
+    name = code_config_map(request.name)
+    try:
+        job = cluster.create(ELASTICJOBS, manifest)
+        cluster.patch(CONFIG_MAPS, name, owner_of_code(job))
+    except BaseException as error:
+        _remove_unless_owned(cluster, name)
+        if isinstance(error, RefusedError) and error.status == _CONFLICT:
+            raise SubmitError(f"there is a job {request.name} already: choose another --name") from None
+        raise
+    return job
+
+
+def _create_code(cluster: Cluster, request: JobRequest, archive: CodeArchive) -> None:
+    code = code_object(request, archive)
+    try:
+        cluster.create(CONFIG_MAPS, code)
+    except RefusedError as error:
+        if error.status != _CONFLICT:
+            raise
+        name = code_config_map(request.name)
+        found = cluster.get(CONFIG_MAPS, name)["metadata"]
+        ours = (found.get("labels") or {}).items() >= code["metadata"]["labels"].items()
+        if found.get("ownerReferences") or not ours:
+            raise SubmitError(f"there is a ConfigMap {name} already: choose another --name") from None
+        # A submit that was killed between its two requests has left it.
+        cluster.delete(CONFIG_MAPS, name)
+        cluster.create(CONFIG_MAPS, code)
+
+
+def _remove_unless_owned(cluster: Cluster, name: str) -> None:
+    """Delete a ConfigMap of code that no job owns. What goes wrong is less than the error that led here."""
+    with suppress(ClusterError):
+        if not cluster.get(CONFIG_MAPS, name)["metadata"].get("ownerReferences"):
+            cluster.delete(CONFIG_MAPS, name)
