@@ -49,7 +49,7 @@ def read_request(options: argparse.Namespace) -> tuple[CodeArchive, JobRequest]:
     root = Path(options.code).resolve()
     script = script_in(root, options.script)
     request = JobRequest(
-        name=options.name or job_name(script, _random_suffix()),
+        name=options.name or job_name(script, random_suffix()),
         image=options.image,
         command=("python3", script, *options.arguments),
         pods=options.pods,
@@ -119,5 +119,6 @@ def _has_terminal() -> bool:
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
-def _random_suffix() -> str:
+def random_suffix() -> str:
+    """Return characters that make a name unique."""
     return "".join(secrets.choice("abcdefghijkmnpqrstuvwxyz23456789") for _ in range(5))

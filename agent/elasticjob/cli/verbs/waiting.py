@@ -20,6 +20,10 @@ class NotAsWantedError(ClusterError):
     """The job did not become as wanted in time, or it has ended."""
 
 
+class NotInTimeError(NotAsWantedError):
+    """The job did not become as wanted in time."""
+
+
 def wait_for_job(
     cluster: Cluster, output: VerbOutput, name: str, done: Callable[[KubeObject], bool], *, what: str, seconds: float
 ) -> None:
@@ -36,7 +40,7 @@ def wait_for_job(
             return
         if has_finished(job):
             raise NotAsWantedError(f"{name} has ended before {what}")
-    raise NotAsWantedError(f"not within {seconds:g} s: {what}; elasticjob why {name}")
+    raise NotInTimeError(f"not within {seconds:g} s: {what}; elasticjob why {name}")
 
 
 def _versions(cluster: Cluster, name: str, deadline: float) -> Iterator[KubeObject]:

@@ -1,0 +1,276 @@
+"""Jobs from Python or a notebook: submit a script or a function, then wait for it, read, scale or cancel it.
+
+This is `elasticjob submit` and the other verbs as functions. It needs the `cli` extra.
+Each function that talks to a cluster raises ClusterError, whose text is one sentence, if a request fails.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+from elasticjob._runtime.contract.names import Role
+from elasticjob.cli.cluster.connection import Cluster, connect_to_cluster
+from elasticjob.cli.cluster.errors import ClusterError
+from elasticjob.cli.cluster.resources import ELASTICJOBS, POD_LIST
+from elasticjob.cli.shipping.archive import pack_folder
+from elasticjob.cli.shipping.errors import SubmitError
+from elasticjob.cli.shipping.functions import function_call
+from elasticjob.cli.shipping.job_request import JobRequest, job_name
+from elasticjob.cli.verbs.creation import create_job
+from elasticjob.cli.verbs.follow import follow_job
+from elasticjob.cli.verbs.jobs import has_finished, holds, job_condition
+from elasticjob.cli.verbs.log_lines import LogChoice
+from elasticjob.cli.verbs.logs import PodChoice, show_logs
+from elasticjob.cli.verbs.pods import pods_selector
+from elasticjob.cli.verbs.scale import scale_job
+from elasticjob.cli.verbs.status import job_overview
+from elasticjob.cli.verbs.submit import random_suffix, script_in
+from elasticjob.cli.verbs.waiting import NotInTimeError, wait_for_job
+from elasticjob.cli.views.output import VerbOutput
+
+__all__ = ["ClusterError", "JobFailedError", "SubmitError", "SubmittedJob", "find", "submit"]
+
+
+class JobFailedError(Exception):
+    """The job has failed. The text says why; `status` is what `SubmittedJob.status` returned at its end.
+
+    Example:
+        >>> raise JobFailedError("bert has failed: OOMKilled", {"phase": "Failed"})
+        Traceback (most recent call last):
+        elasticjob.client.JobFailedError: bert has failed: OOMKilled
+    """
+
+    def __init__(self, text: str, status: Mapping[str, Any]) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class SubmittedJob:
+    """A job on the cluster. `submit` and `find` return one.
+
+    Example:
+        >>> job = find("bert")
+        >>> job.scale(3)
+        >>> job.status()["phase"]
+        'Running'
+        >>> print(job.logs(rank=0, tail=1))
+        [default0]:step 7
+    """
+
+    name: str
+    namespace: str
+    cluster: Cluster = field(repr=False, compare=False)
+
+    def status(self) -> dict[str, Any]:
+        """Return what `elasticjob status -o json` shows, without Events and ranks.
+
+        Returns:
+            Among others: phase, training (worker pods that train), wanted, worldSize, restarts, progress, conditions,
+            pods and failures. What has no value is left out.
+
+        Raises:
+            ClusterError: there is no such job, or it may not be read.
+        """
+        job = self.cluster.get(ELASTICJOBS, self.name)
+        return job_overview(job, self.cluster.list(POD_LIST, pods_selector(self.name)), [], {})
+
+    def wait(self, timeout: float | None = None) -> dict[str, Any]:
+        """Wait until the job has ended, and return its status.
+
+        Args:
+            timeout: seconds to wait at most; None: without a limit.
+
+        Returns:
+            The `status` of the job, which has succeeded.
+
+        Raises:
+            JobFailedError: the job has failed.
+            TimeoutError: it has not ended in time.
+            ClusterError: it was deleted, or may not be read.
+        """
+        quiet = VerbOutput(None, io.StringIO(), io.StringIO())
+        seconds = math.inf if timeout is None else timeout
+        try:
+            wait_for_job(self.cluster, quiet, self.name, has_finished, what=f"{self.name} has ended", seconds=seconds)
+        except NotInTimeError as error:
+            raise TimeoutError(str(error)) from None
+        job = self.cluster.get(ELASTICJOBS, self.name)
+        if holds(job, "Failed"):
+            message = " ".join(str(job_condition(job, "Failed").get("message", "")).split())
+            raise JobFailedError(f"{self.name} has failed: {message}", self.status())
+        return self.status()
+
+    def logs(self, rank: int | None = None, tail: int | None = None) -> str:
+        """Return what the worker pods have logged so far, pod by pod.
+
+        Args:
+            rank: only lines of this rank; None: of all ranks, and of the agents.
+            tail: last lines of each pod; None: all that the kubelets keep.
+
+        Returns:
+            The lines. Empty if no pod has started.
+
+        Raises:
+            ClusterError: there is no such job, or it may not be read.
+        """
+        text = io.StringIO()
+        choice = PodChoice(tail=tail, lines=LogChoice([] if rank is None else [rank]), role=Role.WORKER)
+        show_logs(self.cluster, VerbOutput(None, text, io.StringIO()), self.name, choice, follow=False)
+        return text.getvalue().rstrip("\n")
+
+    def follow(self, stream: TextIO | None = None) -> bool:
+        """Write the logs and the progress until the job ends. An interrupt (Ctrl-C) ends only this call.
+
+        Args:
+            stream: where to write; None: to standard output.
+
+        Returns:
+            Whether the job has succeeded.
+
+        Raises:
+            ClusterError: the pods may not be read.
+            KeyboardInterrupt: at Ctrl-C; the job goes on.
+        """
+        target = sys.stdout if stream is None else stream
+
+        def interrupted() -> int | None:
+            raise KeyboardInterrupt
+
+        return follow_job(self.cluster, VerbOutput(None, target, target), self.name, interrupted) == 0
+
+    def scale(self, pods: int) -> None:
+        """Ask for another number of worker pods, as `elasticjob scale` does.
+
+        Args:
+            pods: worker pods to train on.
+
+        Raises:
+            ClusterError: the job has ended, or its elasticPolicy does not allow this size.
+        """
+        scale_job(self.cluster, VerbOutput(None, io.StringIO(), io.StringIO()), self.name, pods, None)
+
+    def cancel(self) -> None:
+        """Delete the job with its pods and its code.
+
+        Raises:
+            ClusterError: there is no such job, or it may not be deleted.
+        """
+        self.cluster.delete(ELASTICJOBS, self.name)
+
+
+def find(
+    name: str, *, namespace: str | None = None, context: str | None = None, kubeconfig: str | None = None
+) -> SubmittedJob:
+    """Return a job that exists already.
+
+    Args:
+        name: name of the job.
+        namespace: its namespace; None: that of the context.
+        context: context of the kubeconfig; None: the current one.
+        kubeconfig: its path; None: as kubectl finds it.
+
+    Raises:
+        ClusterError: there is no such job, or no cluster.
+
+    Example:
+        >>> find("bert").namespace
+        'team'
+    """
+    cluster = connect_to_cluster(kubeconfig, context, namespace)
+    cluster.get(ELASTICJOBS, name)
+    return SubmittedJob(name, cluster.namespace, cluster)
+
+
+def submit(
+    program: str | Callable[..., Any],
+    arguments: Sequence[str] | Mapping[str, Any] = (),
+    *,
+    image: str,
+    name: str | None = None,
+    pods: int = 1,
+    min_pods: int | None = None,
+    max_pods: int | None = None,
+    gpus: int = 0,
+    workers: int | None = None,
+    cpu: str = "",
+    memory: str = "",
+    env: Mapping[str, str] | None = None,
+    code: str | Path | None = None,
+    namespace: str | None = None,
+    context: str | None = None,
+    kubeconfig: str | None = None,
+) -> SubmittedJob:
+    """Ship a folder and run a script of it, or a function of a module in it, on the cluster.
+
+    Nothing is pickled: a pod imports the function from its module, so it must be at the top of a file. A function of a
+    notebook has none; write it to a file with `%%writefile` and import it from there. The pods import the module of a
+    function of a script as well: put what the script itself does behind `if __name__ == "__main__":`.
+
+    Args:
+        program: path of a script, or a function.
+        arguments: of a script, its arguments; of a function, its keyword arguments, which must be JSON values.
+        image: an image with Python and what the code imports.
+        name: name of the job; None: that of the script or function, with random characters.
+        pods: worker pods to train on.
+        min_pods: fewest worker pods to train on; None: `pods`.
+        max_pods: most worker pods, for `SubmittedJob.scale`; None: `pods`.
+        gpus: NVIDIA GPUs of each pod.
+        workers: workers of each pod; None: one for each GPU, or one.
+        cpu: CPUs that each pod requests, such as `4` or `500m`.
+        memory: memory that each pod may use, such as `16Gi`.
+        env: variables of the pods.
+        code: the folder to ship; None: the current folder for a script, the folder of its top package for a function.
+        namespace: namespace of the job; None: that of the context.
+        context: context of the kubeconfig; None: the current one.
+        kubeconfig: its path; None: as kubectl finds it.
+
+    Returns:
+        The job, which may not have pods yet.
+
+    Raises:
+        SubmitError: the function has no file, the code is too large, or the API server would refuse the job.
+        ClusterError: no cluster is reachable, or the API server refuses.
+
+    Example:
+        >>> job = submit("train.py", ["--lr", "0.1"], image="torch:2.6", pods=2, name="digits")
+        >>> job.wait()["phase"]
+        'Succeeded'
+    """
+    if callable(program):
+        if not isinstance(arguments, Mapping):
+            arguments = _no_arguments(arguments)
+        call = function_call(program, arguments)
+        root, command, base = _root(code, call.root), call.command, call.name
+        if root != call.root:
+            raise SubmitError(f"{base} is imported from {call.root}: leave out code, or choose that folder")
+    else:
+        if isinstance(arguments, (str, Mapping)):
+            raise SubmitError(f"the arguments of a script are a list of texts, and not {arguments!r}")
+        root = _root(code, Path.cwd())
+        base = script_in(root, program)
+        command = ("python3", base, *map(str, arguments))
+    request = JobRequest(
+        name or job_name(base, random_suffix()), image, command, pods, min_pods, max_pods, gpus, workers, cpu, memory,
+        dict(env or {}),
+    )  # fmt: skip
+    archive = pack_folder(root)
+    cluster = connect_to_cluster(kubeconfig, context, namespace)
+    create_job(cluster, request, archive)
+    return SubmittedJob(request.name, cluster.namespace, cluster)
+
+
+def _root(code: str | Path | None, default: Path) -> Path:
+    return Path(default if code is None else code).resolve()
+
+
+def _no_arguments(arguments: Sequence[str]) -> Mapping[str, Any]:
+    if arguments:
+        raise SubmitError(f"the arguments of a function are a dict of keyword arguments, and not {arguments!r}")
+    return {}
