@@ -179,6 +179,10 @@ bench-rows: venv ## the rows of `make bench`, and how long each takes
 bench-cluster: venv cluster ## the rows that need the real cluster (ROWS=name,... REPEAT=n)
 	@PYTHONPATH=tests $(PY) -m benchmarks.in_cluster $(if $(ROWS),--rows $(ROWS)) $(if $(REPEAT),--repeat $(REPEAT))
 
+.PHONY: bench-cluster-submit
+bench-cluster-submit: venv cluster ## submit and edit to the first step, on the real cluster
+	@PYTHONPATH=tests $(PY) -m benchmarks.submit
+
 .PHONY: bench-operator
 bench-operator: venv ## the operator at a thousand jobs, on a real API server with simulated pods (JOBS=1000, ROWS=name,...)
 	@PYTHONPATH=tests $(PY) -m benchmarks.operator_scale --jobs $(or $(JOBS),1000) $(if $(ROWS),--rows $(ROWS))

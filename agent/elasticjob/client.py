@@ -22,6 +22,7 @@ from elasticjob.cli.shipping.archive import pack_folder
 from elasticjob.cli.shipping.errors import SubmitError
 from elasticjob.cli.shipping.functions import function_call
 from elasticjob.cli.shipping.job_request import JobRequest, job_name
+from elasticjob.cli.verbs.code_update import update_code
 from elasticjob.cli.verbs.creation import create_job
 from elasticjob.cli.verbs.follow import follow_job
 from elasticjob.cli.verbs.jobs import has_finished, holds, job_condition
@@ -155,6 +156,20 @@ class SubmittedJob:
             ClusterError: the job has ended, or its elasticPolicy does not allow this size.
         """
         scale_job(self.cluster, VerbOutput(None, io.StringIO(), io.StringIO()), self.name, pods, None)
+
+    def update(self, code: str | Path = ".", timeout: float | None = 180.0) -> None:
+        """Ship a folder to the running job in place of its code, and restart its workers without new pods.
+
+        Args:
+            code: the folder.
+            timeout: seconds to wait until the job trains with it; None: do not wait.
+
+        Raises:
+            SubmitError: the code is too large, or the job was not submitted by `submit`, or has ended.
+            ClusterError: the job does not train with it in time.
+        """
+        quiet = VerbOutput(None, io.StringIO(), io.StringIO())
+        update_code(self.cluster, quiet, self.name, pack_folder(Path(code).resolve()), timeout)
 
     def cancel(self) -> None:
         """Delete the job with its pods and its code.

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -91,6 +92,7 @@ async def submits(cluster: Cluster, admin: CommandLine) -> None:
     assert (await admin.view("status", "mine", "-n", NAMESPACE))["codeSha256"] == (
         owned["metadata"]["annotations"]["elasticjob.dev/code-sha256"]
     )
+    await updates(cluster, admin, code)
     ended, _, err = await admin.run("submit", "train.py", *flags, "--name", "third", "--memory", "much")
     assert ended == 1
     assert "memory" in err
@@ -144,6 +146,22 @@ async def changes(cluster: Cluster, admin: CommandLine, viewer: CommandLine) -> 
     assert cause["next"] == "elasticjob resume bert"
     code, out, err = await admin.run("resume", "bert", *here, *wait)
     assert (code, out.splitlines()[-1]) == (0, "bert trains"), err
+
+
+async def updates(cluster: Cluster, admin: CommandLine, code: Path) -> None:
+    """Edit the code of a running job: the operator's coordinator ends its round, and the pods are the same."""
+    await cluster.until_running("other", 2)
+    before = await admin.view("status", "other", "-n", NAMESPACE)
+    (code / "train.py").write_text("print(2)")
+    ended, out, err = await admin.run("submit", "--update", "other", "--code", str(code), "-n", NAMESPACE)
+    assert (ended, out.splitlines()[-1]) == (0, "other trains with the new code"), err
+    after = await admin.view("status", "other", "-n", NAMESPACE)
+    assert after["rounds"] == before["rounds"] + 1
+    assert after["codeSha256"] != before["codeSha256"]
+    assert after["restartsCounted"] == before["restartsCounted"]
+    assert [pod["name"] for pod in after["pods"]] == [pod["name"] for pod in before["pods"]]
+    ended, out, _ = await admin.run("submit", "--update", "other", "--code", str(code), "-n", NAMESPACE)
+    assert (ended, "has this code already" in out) == (0, True)
 
 
 def viewer_kubeconfig(cluster: Cluster) -> str:

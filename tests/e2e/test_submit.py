@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,6 @@ import yaml
 
 from support.cluster.jobs import DIGITS, Job
 from support.cluster.kube import Kube
-
-pytestmark = pytest.mark.together
 
 TRAIN = """
 import os, sys, time, elasticjob, model
@@ -37,18 +36,20 @@ def command(cluster_dir: Path, namespace: str, *arguments: str) -> list[str]:
     return [sys.executable, "-m", "elasticjob", "submit", *where, *arguments]
 
 
-def until_line(process: subprocess.Popen[str], text: str) -> None:
+def until_lines(process: subprocess.Popen[str], *texts: str) -> None:
+    """Read the output until there was a line with each of the texts."""
     assert process.stdout is not None
-    seen = []
+    seen, missing = [], set(texts)
     for line in process.stdout:
         seen.append(line)
-        if text in line:
+        missing -= {text for text in missing if text in line}
+        if not missing:
             return
     assert process.stderr is not None
-    pytest.fail(f"no line with {text!r}: {seen} {process.stderr.read()}")
+    pytest.fail(f"no line with {missing}: {seen} {process.stderr.read()}")
 
 
-def test_submit_follows_the_logs_and_detaches(code: Path, kube: Kube, cluster_dir: Path, namespace: str) -> None:
+def test_submit_then_update_then_detach(code: Path, kube: Kube, cluster_dir: Path, namespace: str) -> None:
     """A second job of the same code, by --dry-run, has a read-only root file system and another user than root."""
     ships = ("train.py", "--code", str(code), "--name")
     dry = command(cluster_dir, namespace, *ships, "strict", "--dry-run", "--", "3")
@@ -64,7 +65,16 @@ def test_submit_follows_the_logs_and_detaches(code: Path, kube: Kube, cluster_di
     pipe = subprocess.PIPE
     process = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, env=environ)
     try:
-        until_line(process, "[default1]:first code, step 3")
+        until_lines(process, "[default0]:first code, step 3,", "[default1]:first code, step 3,")
+        pods = {pod["metadata"]["uid"] for pod in kube.list("pods", namespace, "elasticjob.dev/job-name=mine")}
+        saved = time.monotonic()
+        (code / "model.py").write_text("GREETING = 'second code'\n")
+        update = [sys.executable, "-m", "elasticjob", "submit", "--kubeconfig", str(cluster_dir / "kubeconfig")]
+        with subprocess.Popen([*update, "-n", namespace, "--code", str(code), "--update", "mine"]) as updating:
+            until_lines(process, "[default0]:second code, step 0,", "[default1]:second code, step 0,")
+            print(f"edit to the first step of all ranks: {time.monotonic() - saved:.2f} s")
+            assert updating.wait(60) == 0
+        assert pods == {pod["metadata"]["uid"] for pod in kube.list("pods", namespace, "elasticjob.dev/job-name=mine")}
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 130
     finally:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import os
 import random
+import shutil
 import struct
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +22,7 @@ from elasticjob._runtime.agent.monitoring.exits.worker_exits import read_error_f
 from elasticjob._runtime.agent.monitoring.progress.worker_progress import WorkerProgress
 from elasticjob._runtime.agent.reporting.log_watch import LogWatch
 from elasticjob._runtime.agent.reporting.worker_output import LineSplitter
+from elasticjob._runtime.agent.shipped_code import CodeError, unpack_archive
 from elasticjob._runtime.contract import codec
 from elasticjob._runtime.contract import messages as m
 from elasticjob._runtime.contract.log_rules.rules import LogRuleError, decode_log_rules
@@ -30,6 +33,7 @@ from elasticjob._runtime.local.manifest.manifest import ManifestError, load_mani
 from elasticjob._runtime.store import wire
 from elasticjob._runtime.store.reader import KnownRequests, RequestReader
 from elasticjob._runtime.store.wire import Op
+from elasticjob.cli.shipping.archive import pack_files
 from elasticjob.convert.documents import parse_documents
 from elasticjob.convert.main import convert_documents
 from elasticjob.convert.parts.fields import ConvertError
@@ -311,6 +315,22 @@ def _converter(_: Path) -> Iterator[Read]:
     yield read
 
 
+@contextmanager
+def _shipped_code(folder: Path) -> Iterator[Read]:
+    packed = pack_files([("train.py", b"print(1)", True), ("a/b.py", b"x" * 600, False)], "").data
+    plain, inside = gzip.decompress(packed), folder / "files"
+
+    def read(rng: random.Random) -> None:
+        archive = mutate(packed, rng) if rng.random() < 0.3 else gzip.compress(mutate(plain, rng), 1)
+        try:
+            unpack_archive(archive, inside)
+        finally:
+            shutil.rmtree(inside, ignore_errors=True)
+            assert not list(folder.iterdir())
+
+    yield read
+
+
 TARGETS = (
     Target("TCPStore requests", (wire.WireError,), _store_wire),
     Target("frames of the control link", (LinkError,), _control_frames),
@@ -323,6 +343,7 @@ TARGETS = (
     Target("manifests of `elasticjob run`", (ManifestError,), _manifests),
     Target("manifests of `elasticjob convert`", (ConvertError,), _converter),
     Target("a platform's defaults for jobs", (RefusedDefaultsError,), _platform_defaults),
+    Target("shipped code", (CodeError, OSError), _shipped_code),
 )
 
 

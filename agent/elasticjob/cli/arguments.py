@@ -172,8 +172,8 @@ def _add_submit(subcommands: argparse._SubParsersAction[_Parser]) -> None:
         "What follows -- are arguments of the script. Exit codes: 0 the job has succeeded (with --detach: it was"
         " created), 1 it has failed or was refused, 64 a flag is wrong, 69 no cluster is reachable, 130 Ctrl-C"
     )
-    submit.add_argument("script", metavar="SCRIPT", help="Python file in the folder that is shipped")
-    submit.add_argument("--image", metavar="IMAGE", required=True, help="image with Python and what the script imports")
+    submit.add_argument("script", metavar="SCRIPT", nargs="?", help="Python file in the folder that is shipped")
+    submit.add_argument("--image", metavar="IMAGE", help="image with Python and what the script imports")
     submit.add_argument("--code", metavar="FOLDER", default=".", help="folder that is shipped (default: this one)")
     submit.add_argument("--name", metavar="JOB", help="name of the job (default: the script's, with random characters)")
     submit.add_argument("--pods", type=_count, default=1, metavar="N", help="worker pods (default: 1)")
@@ -184,7 +184,8 @@ def _add_submit(subcommands: argparse._SubParsersAction[_Parser]) -> None:
     submit.add_argument("--cpu", default="", metavar="N", help="CPUs that each pod requests, such as 4 or 500m")
     submit.add_argument("--memory", default="", metavar="SIZE", help="memory that each pod may use, such as 16Gi")
     submit.add_argument("-e", "--env", action="append", default=[], metavar="NAME=VALUE", help="variable of the pods")
-    submit.add_argument("--detach", action="store_true", help="create the job, and do not follow it")
+    submit.add_argument("--update", metavar="JOB", help="ship the folder to this running job, in place of its code")
+    submit.add_argument("--detach", action="store_true", help="do not follow the job, or wait for its update")
     submit.add_argument("--dry-run", action="store_true", help="print the manifests and create nothing")
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import ClassVar, TypeAlias
 
 from elasticjob._runtime.contract.messages import Report
+from elasticjob._runtime.contract.shipped_code import CODE_SHA256
 from elasticjob_operator.model.cluster.nodes import NodeWarning
 from elasticjob_operator.model.cluster.pods import Pod
 from elasticjob_operator.model.cluster.raw import Raw, integer, mapping, moment, objects, text
@@ -74,7 +75,7 @@ def parse_job(raw: Raw, current_defaults: JobDefaults = NO_DEFAULTS) -> Job:
         uid=text(raw, "metadata", "uid"),
         generation=integer(raw, "metadata", "generation"),
         deleting=moment(raw, "metadata", "deletionTimestamp") is not None,
-        spec=spec,
+        spec=replace(spec, code=text(raw, "metadata", "annotations", CODE_SHA256)),
         spec_error=error,
         status=parse_status(mapping(raw, "status")),
         managed=text(raw, "spec", "managedBy") in ("", CONTROLLER),

@@ -53,7 +53,9 @@ def test_the_examples_run(name: str) -> None:
 
 
 def test_public_names_say_what_they_take_and_raise() -> None:
-    methods = [getattr(client.SubmittedJob, name) for name in ("status", "wait", "logs", "follow", "scale", "cancel")]
+    methods = [
+        getattr(client.SubmittedJob, name) for name in ("status", "wait", "logs", "follow", "scale", "update", "cancel")
+    ]
     for public in (client.find, client.submit, *methods):
         text = public.__doc__ or ""
         assert "Raises:" in text

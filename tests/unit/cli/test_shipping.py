@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from elasticjob._runtime.agent.shipped_code import CodeError, unpack_archive, unpack_shipped_code
+from elasticjob._runtime.agent.shipped_code import CodeError, ShippedCode, unpack_archive
 from elasticjob._runtime.local.manifest.job_schema import find_problems
 from elasticjob.cli.shipping import archive as archives
 from elasticjob.cli.shipping.archive import pack_files, pack_folder
@@ -110,7 +110,9 @@ def test_the_agent_unpacks_what_was_packed(tmp_path: Path) -> None:
     (target / "train.py").chmod(0o444)
     mounted = tmp_path / "code.tar.gz"
     mounted.write_bytes(packed.data)
-    assert unpack_shipped_code(mounted, target) == packed.digest
+    code = ShippedCode(mounted, target)
+    code.unpack()
+    assert code.digest == packed.digest
     assert (target / "train.py").read_text() == "print(1)"
     assert (target / "checkpoint").read_text() == "kept"
     assert os.access(target / "a/b/run.sh", os.X_OK)
@@ -118,7 +120,10 @@ def test_the_agent_unpacks_what_was_packed(tmp_path: Path) -> None:
 
 
 def test_without_shipped_code_nothing_is_unpacked(tmp_path: Path) -> None:
-    assert unpack_shipped_code(tmp_path / "none", tmp_path / "files") == ""
+    code = ShippedCode(tmp_path / "none", tmp_path / "files")
+    code.unpack()
+    assert code.digest == ""
+    assert not code.differs("")
     assert not (tmp_path / "files").exists()
 
 
@@ -146,7 +151,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     mounted.write_bytes(pack_files([("a.py", b"x", False)], "").data)
     (tmp_path / "files").write_text("a file")
     with pytest.raises(CodeError, match=r"cannot be unpacked in .*files"):
-        unpack_shipped_code(mounted, tmp_path / "files")
+        ShippedCode(mounted, tmp_path / "files").unpack()
 
 
 def test_the_objects_of_a_job() -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from elasticjob._runtime.contract.shipped_code import CODE_SHA256
+from elasticjob.cli.shipping.archive import pack_folder
 from elasticjob.cli.verbs import follow, submit
 from support.cli.fake_api import JOBS, NAMESPACE, PODS, FakeApi
 from support.cli.objects import a_job, a_pod, condition_of, stamp
@@ -125,6 +127,64 @@ def test_a_script_that_is_not_shipped(folder: Path, run: Run, arguments: tuple[s
     (folder.parent / "other.py").write_text("")
     shown = run("submit", *arguments, "--image", "i")
     assert (shown.code, text in shown.err) == (1, True), shown.err
+
+
+def submitted(api: FakeApi) -> str:
+    """Let the server have a job of this folder's code, which has been changed since; return the digest of the code."""
+    job, pods = a_job(), [a_pod(0), a_pod(1), a_pod(2, phase="Failed")]
+    job["metadata"]["annotations"] = {CODE_SHA256: "old"}
+    api.lists |= {JOBS: [job], PODS: pods, MAPS: [{"metadata": {"name": "bert-code"}}]}
+    return pack_folder(Path.cwd()).digest
+
+
+def test_update_changes_the_code_then_the_pods_then_the_job(api: FakeApi, run: Run) -> None:
+    digest = submitted(api)
+    api.lists[MAPS][0]["metadata"]["annotations"] = {CODE_SHA256: digest}
+    trains = a_job()
+    trains["status"]["rendezvousRound"] = 4
+    api.watches[JOBS] = [{"type": "MODIFIED", "object": trains}]
+    shown = run("submit", "--update", "bert")
+    assert shown.code == 0, shown.err
+    assert shown.out.splitlines()[-1] == "bert trains with the new code"
+    changes = api.changes()
+    paths = [path for _, path, _ in changes]
+    assert (paths[0], paths[3]) == (f"{MAPS}/bert-code", f"{JOBS}/bert")
+    assert sorted(paths[1:3]) == [f"{PODS}/bert-0-0", f"{PODS}/bert-1-0"]
+    annotations = [(body or {})["metadata"]["annotations"] for _, _, body in changes]
+    assert annotations == [{CODE_SHA256: digest}] * 4
+
+
+def test_update_without_a_change_changes_nothing(api: FakeApi, run: Run) -> None:
+    digest = submitted(api)
+    api.lists[JOBS][0]["metadata"]["annotations"] = {CODE_SHA256: digest}
+    assert "bert has this code already" in run("submit", "--update", "bert").out
+    assert api.changes() == []
+
+
+def test_two_updates_at_once_are_noticed(api: FakeApi, run: Run) -> None:
+    submitted(api)
+    api.lists[MAPS][0]["metadata"]["annotations"] = {CODE_SHA256: "of another"}
+    shown = run("submit", "--update", "bert", "--detach")
+    assert (shown.code, "another update of bert came at the same time" in shown.err) == (1, True)
+
+
+def test_update_of_pods_that_may_not_be_changed_says_how_long_it_takes(api: FakeApi, run: Run) -> None:
+    api.lists[MAPS] = []
+    digest = submitted(api)
+    api.lists[MAPS][0]["metadata"]["annotations"] = {CODE_SHA256: digest}
+    api.refused = {f"{PODS}/bert": (403, "no")}
+    shown = run("submit", "--update", "bert", "--detach")
+    assert shown.code == 0
+    assert "the pods get the code within about 90 s, and not at once: you may not patch pods" in shown.err
+
+
+def test_jobs_that_cannot_be_updated(api: FakeApi, run: Run) -> None:
+    submitted(api)
+    api.lists[JOBS][0]["status"]["conditions"] = [condition_of("Complete", "True", "R")]
+    assert "bert has ended" in run("submit", "--update", "bert").err
+    del api.lists[JOBS][0]["metadata"]["annotations"]
+    assert "was not submitted by elasticjob submit" in run("submit", "--update", "bert").err
+    assert "say which SCRIPT to run" in run("submit", "train.py").err
 
 
 def interrupts(monkeypatch: pytest.MonkeyPatch, answers: list[str], *, terminal: bool = True) -> None:

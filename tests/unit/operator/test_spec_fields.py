@@ -126,3 +126,10 @@ def test_rounds_have_the_settings_of_the_spec() -> None:
         log_rules=decode_log_rules(LOG_RULES), restart_strategy=RestartStrategy.RECREATE,
         success_policy=SuccessPolicy.ANY,
     )  # fmt: skip
+
+
+def test_rounds_have_the_digest_of_the_code_that_the_job_was_submitted_with() -> None:
+    raw = raw_job()
+    assert parse_job(raw).spec.settings.code == ""  # type: ignore[union-attr]
+    raw["metadata"]["annotations"] = {"elasticjob.dev/code-sha256": "abc"}
+    assert parse_job(raw).spec.settings.code == "abc"  # type: ignore[union-attr]

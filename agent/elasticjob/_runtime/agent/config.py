@@ -14,6 +14,7 @@ from elasticjob._runtime.agent.folders import NodeFolders, find_folders
 from elasticjob._runtime.agent.monitoring.progress.step_times import WINDOW
 from elasticjob._runtime.agent.reporting.log_options import PREFIX, LogOptions, read_ranks, read_streams
 from elasticjob._runtime.agent.reporting.termination_message import TERMINATION_LOG
+from elasticjob._runtime.agent.shipped_code import ShippedCode
 from elasticjob._runtime.agent.start_workers.command import torchrun_options
 from elasticjob._runtime.agent.start_workers.home import home_variables
 from elasticjob._runtime.contract.commands.torchrun_command import NPROC_PER_NODE, check_options
@@ -78,6 +79,8 @@ class AgentConfig:
     step_time_window: float = WINDOW
     event_log_handler: str = "null"
     """torch's `null` or `console`."""
+    code: ShippedCode = field(default_factory=ShippedCode, compare=False)
+    """What `elasticjob submit` has shipped."""
     options_note: str = ""
     """A line for the log about torchrun's options that have no effect."""
 

@@ -43,11 +43,12 @@ def signals(env: Mapping[str, str]) -> list[signal.Signals]:
 
 def _run(command: Sequence[str], early: Sequence[str], handled: Sequence[signal.Signals]) -> int:
     import traceback
+    from dataclasses import replace
 
     try:
         from elasticjob._runtime.agent.config import UsageError, read_config, read_options
         from elasticjob._runtime.agent.runner import Agent
-        from elasticjob._runtime.agent.shipped_code import CodeError, unpack_shipped_code
+        from elasticjob._runtime.agent.shipped_code import CodeError, ShippedCode
         from elasticjob._runtime.agent.start_workers.command import CommandError, parse_command, parse_own_agent_command
         from elasticjob._runtime.agent.start_workers.shims.shim_callers import torchrun_interpreter
         from elasticjob._runtime.contract.names import Backend, ExitCode
@@ -56,9 +57,10 @@ def _run(command: Sequence[str], early: Sequence[str], handled: Sequence[signal.
     except ImportError as error:
         return _refuse(f"{sys.executable} lacks what the agent needs: {error}: use an image with a complete Python")
     try:
-        unpack_shipped_code()
+        code = ShippedCode()
+        code.unpack()
         options = read_options(os.environ, command)
-        config = read_config(os.environ, options)
+        config = replace(read_config(os.environ, options), code=code)
         if names := options.get("signals-to-handle"):
             handled = _replace_handled(handled, names)
         parse = parse_own_agent_command if config.backend is Backend.C10D else parse_command

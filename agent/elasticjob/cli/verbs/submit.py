@@ -14,11 +14,14 @@ from elasticjob.cli.cluster.resources import ELASTICJOBS
 from elasticjob.cli.shipping.archive import CodeArchive, pack_folder
 from elasticjob.cli.shipping.errors import SubmitError
 from elasticjob.cli.shipping.job_request import JobRequest, code_object, job_name, parse_env
+from elasticjob.cli.verbs.code_update import update_code
 from elasticjob.cli.verbs.creation import checked_manifest, create_job
 from elasticjob.cli.verbs.follow import follow_job
 from elasticjob.cli.views.output import VerbOutput
 
 INTERRUPTED_BY_USER = 130
+UPDATE_SECONDS = 180.0
+"""How long `--update` waits until the job trains with the new code."""
 _QUESTION = "\n{name} goes on. [d]etach and let it run, [c]ancel and delete it, or Enter to follow it further? "
 
 
@@ -33,7 +36,10 @@ def print_manifests(output: VerbOutput, options: argparse.Namespace) -> int:
 
 
 def submit_script(cluster: Cluster, output: VerbOutput, options: argparse.Namespace) -> int:
-    """Create the job and follow it; return the exit code, which is the job's."""
+    """Create the job and follow it; return the exit code, which is the job's. With `--update`: ship other code."""
+    if options.update:
+        wait_seconds = None if options.detach else UPDATE_SECONDS
+        return update_code(cluster, output, options.update, pack_folder(_existing(options.code)), wait_seconds)
     archive, request = read_request(options)
     create_job(cluster, request, archive)
     output.note(f"{request.name} is created in namespace {cluster.namespace}; its code: {archive.summary()}")
@@ -46,7 +52,9 @@ def submit_script(cluster: Cluster, output: VerbOutput, options: argparse.Namesp
 
 def read_request(options: argparse.Namespace) -> tuple[CodeArchive, JobRequest]:
     """Pack the code and read the flags. SubmitError: something is wrong with them."""
-    root = Path(options.code).resolve()
+    if not (options.script and options.image):
+        raise SubmitError("say which SCRIPT to run and in which --image, or which job to --update")
+    root = _existing(options.code)
     script = script_in(root, options.script)
     request = JobRequest(
         name=options.name or job_name(script, random_suffix()),
@@ -65,10 +73,15 @@ def read_request(options: argparse.Namespace) -> tuple[CodeArchive, JobRequest]:
     return pack_folder(root), request
 
 
-def script_in(root: Path, script: str) -> str:
-    """Return the path of the script relative to the folder that is shipped. SubmitError: it is not in there."""
+def _existing(folder: str) -> Path:
+    root = Path(folder).resolve()
     if not root.is_dir():
         raise SubmitError(f"--code {root}: there is no such folder")
+    return root
+
+
+def script_in(root: Path, script: str) -> str:
+    """Return the path of the script relative to the folder that is shipped. SubmitError: it is not in there."""
     # Of a path that exists both from here and from the root, the one from here is meant, as the shell completes it.
     path = next((p.resolve() for p in (Path(script), root / script) if p.is_file()), None)
     if path is None:

@@ -146,6 +146,8 @@ class JobSpec:
     network_isolation: bool = True
     """Whether the job's pods accept connections only from each other and from the operator."""
     placement: Placement = Placement.NONE
+    code: str = ""
+    """Digest of the code that `elasticjob submit` has shipped, an annotation of the job; empty without any."""
 
     @property
     def termination_grace(self) -> int:
@@ -186,6 +188,7 @@ class JobSpec:
             log_rules=self.log_rules,
             success_policy=self.success_policy,
             scale_up_stabilization=float(self.scale_up_stabilization),
+            code=self.code,
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 from elasticjob._runtime.agent.config import AgentConfig
@@ -14,6 +14,7 @@ from elasticjob._runtime.agent.monitoring.progress.worker_progress import Worker
 from elasticjob._runtime.agent.processes import is_stopped
 from elasticjob._runtime.agent.reporting.log_options import STDERR, STDOUT
 from elasticjob._runtime.agent.reporting.worker_output import Tail
+from elasticjob._runtime.agent.shipped_code import CodeError
 from elasticjob._runtime.agent.start_workers.launcher import Launcher, StartError, WorkerStart
 from elasticjob._runtime.agent.workers.pod_command.pod_command import PodCommand
 from elasticjob._runtime.agent.workers.processes.end_process import discard_process, kill_process
@@ -80,6 +81,7 @@ class RoundStarter:
         self._spares = spares
         self._stop_sequence = stop_sequence
         self._command = command
+        self._code = config.code
         self._is_first = True
         """Whether no workers of a round were started before."""
 
@@ -91,6 +93,8 @@ class RoundStarter:
         try:
             self._progress.begin_round(start.round)
             self._times.begin_round()
+            if not await self._take_code(start.code):
+                return None  # the round ends already
             await self._end_broken()
             if not start.state_known:
                 self._end_outdated()
@@ -120,7 +124,7 @@ class RoundStarter:
             keep = {*called, *self._table.pids(SPARES), *self._command.process.kept}
             self._times.begin_start(missing)
             pids = await self._launcher.start([worker_start for _, worker_start in prepared], keep)
-        except StartError as error:
+        except (StartError, CodeError) as error:
             return self._start_error(start, str(error))
         except OSError as error:  # no descriptor or no space left
             return self._start_error(start, f"cannot prepare the workers: {error}")
@@ -190,18 +194,37 @@ class RoundStarter:
                 kill_process(self._table, pid)
         return called
 
+    async def _take_code(self, digest: str) -> bool:
+        """Unpack the code that the round names; return False if the round ends before it is there.
+
+        Processes that wait have run a part of the script: they end, and the node's memory keeps their state.
+        """
+        if not self._code.differs(digest):
+            return True
+        await self._end_with_state(self._table.workers(KEPT))
+        self._end_waiting()
+        taken = await self._code.update(digest, lambda: self._stop_sequence.stopping)
+        if taken:
+            log.info("the code is %s now", digest[:12])
+        return taken
+
     async def _end_broken(self) -> None:
         """Kill parked processes that fail again and again, once the node's memory has the state that they hold."""
         broken = {pid: w for pid, w in self._table.workers(KEPT).items() if w.failed_calls >= FAILED_CALLS}
-        for pid, worker in broken.items():
+        for worker in broken.values():
             text = "rank %d failed %d times in a row before its first step: a new process takes its place"
             log.warning(text, worker.rank, worker.failed_calls)
+        await self._end_with_state(broken)
+
+    async def _end_with_state(self, waiting: Collection[int]) -> None:
+        """Kill parked processes, once the node's memory has the state that they hold."""
+        for pid in waiting:
             if not is_stopped(pid):
                 self._restartable.end(pid, at_once=True)
         await self._changes.until(
-            lambda: self._stop_sequence.stopping or not any(map(self._restartable.keeping, broken)), KEEP_TIMEOUT
+            lambda: self._stop_sequence.stopping or not any(map(self._restartable.keeping, waiting)), KEEP_TIMEOUT
         )
-        for pid in broken.keys() & self._table.pids(KEPT):  # others have ended since
+        for pid in set(waiting) & self._table.pids(KEPT):  # others have ended since
             discard_process(self._table, pid)
 
     def _end_outdated(self) -> None:

@@ -40,6 +40,8 @@ class EndReason(str, Enum):
     """Ready agents join."""
     SCALING_DOWN = "ScalingDown"
     """The job needs fewer worker pods, or none of the indices that left."""
+    CODE_UPDATED = "CodeUpdated"
+    """The job has other code now (`RoundSettings.code`)."""
     SUCCEEDED = "Succeeded"
 
 

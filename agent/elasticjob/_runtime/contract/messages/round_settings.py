@@ -92,6 +92,9 @@ class RoundSettings:
     """The first rule that matches the root cause of a round's end decides what follows."""
     log_rules: tuple[LogRule, ...] = ()
     """A change applies from the next round."""
+    code: str = ""
+    """Digest of the code that `elasticjob submit` has shipped; empty without any. A change ends the round by a plan,
+    and the next one has the new code."""
     restart_strategy: RestartStrategy = RestartStrategy.IN_PLACE
     success_policy: SuccessPolicy = SuccessPolicy.ALL
 

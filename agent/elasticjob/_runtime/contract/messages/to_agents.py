@@ -50,6 +50,9 @@ class StartRound:
     """How many launchers of the pod's command are finished in all pods: they return 0 at once where they run again."""
     launchers: tuple[str, ...] = ()
     """`StageBegan.launcher` of each stage so far, by which the agent finds out at which of them its command is."""
+    code: str = ""
+    """Digest of the code with which the workers start: the same for all members, so that no round has two versions.
+    Empty: whatever the agent has."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from elasticjob._runtime.contract.messages.from_agents import (
     TrainingProgress,
 )
 from elasticjob._runtime.contract.messages.operator_view import OperatorView
-from elasticjob._runtime.contract.messages.report import Report
+from elasticjob._runtime.contract.messages.report import EndReason, Report
 from elasticjob._runtime.contract.messages.to_agents import (
     BreakRound,
     CoordinatorToAgent,
@@ -76,7 +76,7 @@ class NewValue:
     """What peers of earlier versions get."""
 
 
-NEW_VALUES: tuple[NewValue, ...] = ()
+NEW_VALUES: tuple[NewValue, ...] = (NewValue(EndReason.CODE_UPDATED, 5, EndReason.SCALING_UP),)
 
 
 def is_known(message: Message, protocol: int) -> bool:

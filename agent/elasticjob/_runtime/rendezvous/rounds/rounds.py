@@ -24,6 +24,7 @@ from elasticjob._runtime.rendezvous.event_batch import Settled, changes_no_rule,
 from elasticjob._runtime.rendezvous.event_handlers.apply_event import apply_event
 from elasticjob._runtime.rendezvous.observations import stalls
 from elasticjob._runtime.rendezvous.rounds.ends import planned_end
+from elasticjob._runtime.rendezvous.rounds.ends.code_update import end_for_new_code
 from elasticjob._runtime.rendezvous.rounds.ends.lost_members import expire_lost_members, mark_finished_as_stopped
 from elasticjob._runtime.rendezvous.rounds.ends.round_break import break_round
 from elasticjob._runtime.rendezvous.rounds.ends.round_conclusion import conclude_round, declare_success
@@ -209,6 +210,7 @@ RULES: tuple[Rule, ...] = (
     conclude_round,
     stalls.name_stalled_worker,
     release_departing_agents,
+    end_for_new_code,
     resize_round,
     restart_delay.end_delay,
     form_round,

@@ -80,6 +80,7 @@ def assign_ranks(
     log_rules: tuple[LogRule, ...] = (),
     finished_stages: int = 0,
     launchers: tuple[str, ...] = (),
+    code: str = "",
 ) -> Mapping[str, Member]:
     """Return the members by agent id, with ranks as torch assigns them.
 
@@ -111,6 +112,7 @@ def assign_ranks(
             log_rules=log_rules,
             finished_stages=finished_stages,
             launchers=launchers,
+            code=code,
             member_addresses=tuple(dict.fromkeys(n.address for n in agents)) if group_rank == 0 else (),
         )
         members[agent.agent_id] = Member(start, agent.pod, agent.local_world_size)

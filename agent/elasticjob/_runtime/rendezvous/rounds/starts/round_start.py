@@ -84,6 +84,18 @@ def _chosen(state: CoordinatorState, pool: Sequence[KnownAgent]) -> list[KnownAg
     return rank_assignment.choose_agents(pool, state.last_members, size, settings.desired_pods, place)
 
 
+def _code(state: CoordinatorState, chosen: Sequence[KnownAgent]) -> str:
+    """Return the digest of the code for a round of these agents.
+
+    Without the operator's view a successor store takes that of the last round that they know: its own settings are of
+    the time when its pod was created.
+    """
+    known = [n.membership.assignment for n in chosen if n.membership is not None]
+    if state.operator_seen or not known:
+        return state.settings.code
+    return max(known, key=lambda assignment: assignment.round).code
+
+
 def _start_round(
     state: CoordinatorState, pool: Sequence[KnownAgent], why: str, now: float, left_out: Sequence[KnownAgent] = ()
 ) -> RoundDecision | None:
@@ -107,6 +119,7 @@ def _start_round(
         log_rules=settings.log_rules,
         finished_stages=state.finished_stages,
         launchers=state.launchers,
+        code=_code(state, chosen),
         state_known=state.rounds == 0 or any(agent.has_state for agent in chosen),
     )
     state = replace(
