@@ -27,7 +27,7 @@ def test_a_manifest_of_the_page_is_accepted(manifest: dict[str, Any]) -> None:
 
 
 ROWS = [
-    "scripts.$@",
+    "scripts.chat_sft",
     "torchtitan.train",
     "pretrain_gpt.py",
     "torch.distributed.run",
