@@ -104,7 +104,7 @@ async def the_page_shows_a_fault(cluster: Cluster, kubeconfig: str) -> None:
     """Read what `elasticjob ui` shows, as the viewer, while a pod is lost."""
     feed = JobFeed(connect_to_cluster(kubeconfig, None, None), all_namespaces=False)
     before = await asyncio.to_thread(feed.job, NAMESPACE, "bert")
-    assert list(before["notRead"]) == ["pods.metrics.k8s.io", "nodes"]
+    assert list(before["notRead"]) == ["pods.metrics.k8s.io"]
     assert [(r["workers"], r["how"]) for r in before["timeline"]["rounds"]] == [(3, "training")]
     assert {lane["state"] for lane in before["timeline"]["lanes"]} == {"Running"}
     await cluster.pods.fail(cluster.pods.node("bert", 1))

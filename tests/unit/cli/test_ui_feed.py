@@ -76,8 +76,21 @@ def test_what_the_user_may_not_read_is_left_out_and_said(api: FakeApi, feed: Job
     api.refused = {"/api/v1/": (403, 'pods is forbidden: User "eve" cannot list resource "pods"')}
     view = feed.job("team", "bert")
     assert view["job"]["training"] == 2
-    assert list(view["notRead"]) == ["pods", "events", "nodes", "resourcequotas"]
+    assert list(view["notRead"]) == ["pods", "events"]
     assert view["notRead"]["pods"].startswith("you may not list pods")
+
+
+def test_nodes_and_quotas_are_only_read_to_explain_missing_pods(api: FakeApi, feed: JobFeed, clock: Clock) -> None:
+    job = a_job()
+    api.lists[JOBS] = [job]
+    feed.job("team", "bert")
+    assert not any("/nodes" in url or "/resourcequotas" in url for _, url, _ in api.requests)
+    job["status"]["conditions"][2] |= {"status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
+    job["status"]["active"] = 1
+    clock.now += 2
+    (cause,) = feed.job("team", "bert")["causes"]
+    assert "trains with 1 of 2 worker pods" in cause["what"]
+    assert any("/nodes" in url for _, url, _ in api.requests)
 
 
 def test_another_namespace_is_only_served_to_who_asked_for_all(api: FakeApi, feed: JobFeed) -> None:

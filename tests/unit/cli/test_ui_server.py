@@ -211,11 +211,12 @@ def test_the_browser_gets_the_token_by_a_file_of_the_user_and_not_by_its_argumen
     def browse(url: str) -> bool:
         path = Path(unquote(urlsplit(url).path))
         opened.append((url, stat.S_IMODE(path.stat().st_mode), path.read_text()))
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
+        return True
 
     cluster = connect_to_cluster(None, None, None)
-    with pytest.raises(KeyboardInterrupt):
-        serve_page(cluster, VerbOutput(None), all_namespaces=False, port=0, open_browser=True, browse=browse)
+    code = serve_page(cluster, VerbOutput(None), all_namespaces=False, port=0, open_browser=True, browse=browse)
+    assert (code, capsys.readouterr().out.startswith("http://127.0.0.1:")) == (0, True)
     ((url, mode, text),) = opened
     target = re.findall(r"url=(http://127.0.0.1:\d+/\S+/)", text)
     assert (url.startswith("file:///"), mode, len(target)) == (True, 0o600, 1)

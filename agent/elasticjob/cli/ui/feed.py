@@ -28,7 +28,7 @@ from elasticjob.cli.ui.timeline import Rounds, formed_rounds, job_timeline
 from elasticjob.cli.verbs.causes import likely_causes
 from elasticjob.cli.verbs.circumstances import Circumstances
 from elasticjob.cli.verbs.events import event_views
-from elasticjob.cli.verbs.jobs import has_finished, job_status
+from elasticjob.cli.verbs.jobs import has_finished, holds, job_status
 from elasticjob.cli.verbs.pods import in_order, is_active, pod_name, pods_selector
 from elasticjob.cli.verbs.stacks import ask_workers, stack_groups
 from elasticjob.cli.verbs.status import Ranks, job_overview, job_summary, ranks_by_pod
@@ -40,8 +40,11 @@ __all__ = ["BusyError", "JobFeed"]
 SOON = 1.0
 """Seconds that a job and its pods are kept; a page asks every 2 s."""
 LATER = 15.0
-"""Seconds that what changes rarely is kept: Nodes, quotas, usage, ranks."""
+"""Seconds that what changes rarely is kept: Nodes, quotas, usage, Events of pods."""
+RANKS_SECONDS = 60.0
+"""Seconds that the ranks of a round are kept; a log may not have told them yet."""
 SHOWN_EVENTS = 100
+EVENTS_OF_JOB = f"involvedObject.kind={KIND},involvedObject.name={{name}}"
 
 
 class JobFeed:
@@ -117,28 +120,31 @@ class JobFeed:
         job, now = cluster.get(ELASTICJOBS, name), self._clock()
         not_read: dict[str, str] = {}
 
-        def read(resource: ApiResource, selector: str = "", seconds: float = SOON) -> KubeObjects:
-            key = (resource.plural, resource.group, cluster.namespace if resource.namespaced else "", selector)
+        def read(resource: ApiResource, selector: str = "", fields: str = "", seconds: float = SOON) -> KubeObjects:
+            key = (resource, cluster.namespace if resource.namespaced else "", selector, fields)
             try:
-                return self._recent.get(key, seconds, lambda: cluster.list(resource, selector))
+                return self._recent.get(key, seconds, lambda: _list(cluster, resource, selector, fields))
             except ClusterError as error:
-                missing = isinstance(error, RefusedError) and error.status in (404, 503)
-                if not (missing and resource in (POD_METRICS, QUEUED_WORKLOADS)):
-                    not_read[f"{resource.plural}.{resource.group}".rstrip(".")] = str(error)
+                not_read[f"{resource.plural}.{resource.group}".rstrip(".")] = str(error)
                 return []
 
-        pods, events = read(POD_LIST, pods_selector(name)), read(EVENT_LIST, seconds=2 * SOON)
-        own = [e for e in events if (e.get("involvedObject") or {}).get("kind") == KIND]
+        pods = read(POD_LIST, pods_selector(name))
+        # A namespace may have many Events: those of the job are read often, those of its pods rarely.
+        own = [e for e in read(EVENT_LIST, fields=EVENTS_OF_JOB.format(name=name)) if _is_of_job(e)]
+        events = [*own, *(e for e in read(EVENT_LIST, seconds=LATER) if not _is_of_job(e))]
         rounds_told = event_views(own, name)
         samples, rounds = self._remember(job, rounds_told)
         ranks = self._ranks(cluster, job, pods)
         overview = job_overview(job, pods, events, ranks)
         active = [pod for pod in in_order(pods) if is_active(pod)]
-        usage = usage_view(job, active, read(POD_METRICS, pods_selector(name), LATER) if active else [], ranks)
+        metrics = read(POD_METRICS, pods_selector(name), seconds=LATER) if active else []
+        usage = usage_view(job, active, metrics, ranks)
+        # Only what keeps pods away is explained by Nodes and quotas, of which a cluster may have many.
+        whole = has_finished(job) or (holds(job, "Running") and holds(job, "FullyScaled"))
         queued = bool(job["metadata"].get("labels", {}).get("kueue.x-k8s.io/queue-name"))
         seen = Circumstances(
-            job, now, pods, events, read(NODE_LIST, seconds=LATER), read(QUOTA_LIST, seconds=LATER),
-            read(QUEUED_WORKLOADS) if queued else [],
+            job, now, pods, events, [] if whole else read(NODE_LIST, seconds=LATER),
+            [] if whole else read(QUOTA_LIST, seconds=LATER), read(QUEUED_WORKLOADS) if queued else [],
         )  # fmt: skip
         return {
             "now": now,
@@ -157,4 +163,18 @@ class JobFeed:
             return {}
         round_ = job_status(job).get("rendezvousRound")
         key = ("ranks", job["metadata"]["uid"], round_, tuple(sorted(map(pod_name, pods))))
-        return self._recent.get(key, LATER, lambda: ranks_by_pod(cluster, pods))
+        return self._recent.get(key, RANKS_SECONDS, lambda: ranks_by_pod(cluster, pods))
+
+
+def _list(cluster: Cluster, resource: ApiResource, selector: str, fields: str) -> KubeObjects:
+    """Return the objects; none of an addition to Kubernetes that the cluster does not have."""
+    try:
+        return cluster.list(resource, selector, fields)
+    except RefusedError as error:
+        if resource in (POD_METRICS, QUEUED_WORKLOADS) and error.status in (404, 503):
+            return []
+        raise
+
+
+def _is_of_job(event: KubeObject) -> bool:
+    return bool((event.get("involvedObject") or {}).get("kind") == KIND)

@@ -7,6 +7,7 @@ import html
 import os
 import secrets
 import tempfile
+import threading
 import webbrowser
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,10 +35,10 @@ def serve_page(
         server = PageServer(feed, secrets.token_urlsafe(TOKEN_BYTES), port)
     except OSError as error:
         raise ClusterError(f"port {port} of 127.0.0.1: {error.strerror}; choose another --port") from None
-    with server, _opened(server.url, browse) if open_browser else contextlib.nullcontext():
+    with contextlib.suppress(KeyboardInterrupt), server:
         output.line(server.url)
         output.note("Who has this address can see what you may see. It works on this machine only, until Ctrl-C.")
-        with contextlib.suppress(KeyboardInterrupt):
+        with _opened(server.url, browse) if open_browser else contextlib.nullcontext():
             server.serve_forever()
     return 0
 
@@ -49,7 +50,8 @@ def _opened(url: str, browse: Callable[[str], bool]) -> Iterator[None]:
     with os.fdopen(handle, "w") as file:
         file.write(f'<!doctype html><meta http-equiv="refresh" content="0; url={html.escape(url)}">')
     try:
-        browse(Path(name).as_uri())
+        # A browser of the terminal would hold up the server, which it waits for.
+        threading.Thread(target=browse, args=(Path(name).as_uri(),), daemon=True).start()
         yield
     finally:
         Path(name).unlink(missing_ok=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hmac
 import json
 import socket
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -109,7 +110,9 @@ class PageServer(ThreadingHTTPServer):
                 continue  # its thread has ended it
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: a browser that closes a connection is no error."""
+        """Print an error of ours; a browser that closes a connection is none."""
+        if not isinstance(sys.exc_info()[1], (ConnectionError, TimeoutError)):
+            super().handle_error(request, client_address)
 
 
 class _PageRequest(BaseHTTPRequestHandler):

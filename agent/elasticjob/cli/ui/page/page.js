@@ -1,10 +1,9 @@
 // Ask for what the address shows, every two seconds, and say when what is shown is old.
 
 import { el, show } from "./dom.js";
-import { duration } from "./format.js";
+import { duration, plural } from "./format.js";
 import { jobPage } from "./job.js";
 import { jobsPage } from "./jobs.js";
-import { plural } from "./format.js";
 
 const INTERVAL = 2000, HIDDEN_INTERVAL = 15000, PATIENCE = 10000;
 const OLD = 8000; // milliseconds after which what is shown counts as old, whatever the reason
@@ -48,7 +47,7 @@ async function poll() {
     const view = await fetchView(path);
     if (sequence !== state.sequence) return;
     announce(state.view, view);
-    Object.assign(state, { view, received: performance.now(), problem: "", wrong: "" });
+    Object.assign(state, { view, received: Date.now(), problem: "", wrong: "" });
   } catch (error) {
     if (sequence !== state.sequence) return;
     if (error.status === 404 && !state.view) state.wrong = error.message;
@@ -74,14 +73,14 @@ function draw() {
 }
 
 function isOld() {
-  return state.problem !== "" || (state.received > 0 && performance.now() - state.received > OLD + (document.hidden ? HIDDEN_INTERVAL : 0));
+  return state.problem !== "" || (state.received > 0 && Date.now() - state.received > OLD + (document.hidden ? HIDDEN_INTERVAL : 0));
 }
 
 // Say whether what is shown is true now. The alert changes only when the problem does, so that it is read out once.
 function tell() {
   const old = isOld();
   document.body.classList.toggle("old", old);
-  const seconds = (performance.now() - state.received) / 1000;
+  const seconds = (Date.now() - state.received) / 1000;
   byId("fresh").textContent = old
     ? (state.received ? `Old: read ${duration(Math.floor(seconds))} ago` : "Not connected")
     : (state.received ? `Live: read ${duration(Math.floor(seconds))} ago` : "connecting");
