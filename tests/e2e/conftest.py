@@ -1,6 +1,7 @@
 """One cluster with one installed operator for all end-to-end tests; each test has a namespace of its own.
 
-Several tests run at once, except those with the mark `alone`: they end, cordon or label Nodes, or end the operator.
+Several tests run at once, except those with the mark `alone`: they end, cordon or label Nodes, end the operator, or
+depend on processor time.
 Of the tests in one `xdist_group` one runs at a time: those in `room` fill the CPUs of all Nodes, so that a pod waits,
 and those in `gpus` say how many GPUs a Node has.
 """

@@ -15,6 +15,9 @@ from support.cluster.kube import Json, Kube, condition
 from support.cluster.logbook import LogBook
 from support.cluster.metrics_server import metrics_server
 
+pytestmark = pytest.mark.alone
+"""The autoscaler acts on the processor time of the pods, which they do not get beside other tests."""
+
 Submit = Callable[[Json], Job]
 Follow = Callable[[Job], LogBook]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "autoscaler" / "digits.yaml"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from elasticjob._runtime.contract.messages import OperatorView, Outcome, Report, RoundSettings
+from elasticjob._runtime.contract.messages import OperatorView, Outcome, Report
 from elasticjob._runtime.contract.names import ExitCode
 from elasticjob_operator.manifests.names import store_pod
 from elasticjob_operator.model.cluster.nodes import NodeWarning
@@ -118,18 +118,17 @@ def restarted(operator: Operator, now: float) -> Operator:
 
 
 @lru_cache(maxsize=256)
-def job_spec(target: int, maximum: int, spares: int, budget: int, backoff: int, options: JobOptions) -> JobSpec:
-    """Return the parsed spec of the job."""
+def job_spec(
+    target: int, maximum: int, spares: int, budget: int, backoff: int, options: JobOptions, code: str
+) -> JobSpec:
+    """Return the parsed spec of the job, with the digest of its code that an annotation has."""
     template = {"spec": {"containers": [{"name": "main", "image": "user:1", "command": ["python", "train.py"]}]}}
     policy = {"minReplicas": MIN, "maxReplicas": maximum, "spares": spares}
     failures = {"maxRestarts": budget, "backoffSeconds": backoff}
     spec = options.apply({"replicas": target, "elasticPolicy": policy, "failurePolicy": failures})
     # No rule of rounds depends on policies, so the simulation has none.
-    return parse_spec(spec | {"template": template, "disruptionBudget": False, "networkIsolation": False})
-
-
-def settings(target: int, maximum: int, spares: int, budget: int, backoff: int, options: JobOptions) -> RoundSettings:
-    return job_spec(target, maximum, spares, budget, backoff, options).settings
+    spec |= {"template": template, "disruptionBudget": False, "networkIsolation": False}
+    return replace(parse_spec(spec), code=code)
 
 
 def worker_pods(agents: Sequence[Agent], now: float) -> tuple[Pod, ...]:

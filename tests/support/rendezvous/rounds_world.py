@@ -54,6 +54,7 @@ from elasticjob_operator.actions import (
     DeleteService,
     UpdateStoreService,
 )
+from elasticjob_operator.model.job.spec import JobSpec
 from elasticjob_operator.model.job.status import ConditionType
 from elasticjob_operator.plan.context import NODES_SWITCH_SECONDS, STORE_UNRESPONSIVE_SECONDS
 from support.rendezvous import rounds_operator, rounds_partition
@@ -137,6 +138,8 @@ class World:
     agents: tuple[Agent, ...]
     now: float = BEGIN
     target: int = 3
+    code: int = 0
+    """How often the job has been given other code."""
     spares: int = 0
     budget: int = BUDGET
     backoff: int = 0
@@ -202,12 +205,15 @@ class World:
         return tuple(s for s in self.stores if s.incarnation <= self.named)
 
 
-def _spec(world: World) -> tuple[int, int, int, int, int, JobOptions]:
-    return world.target, world.size - world.spares, world.spares, world.budget, world.backoff, world.options
+def _spec(world: World) -> JobSpec:
+    maximum, code = world.size - world.spares, f"code-{world.code}"
+    return rounds_operator.job_spec(
+        world.target, maximum, world.spares, world.budget, world.backoff, world.options, code
+    )
 
 
 def settings(world: World) -> RoundSettings:
-    return rounds_operator.settings(*_spec(world))
+    return _spec(world).settings
 
 
 def begin(size: int = 3, spares: int = 0, budget: int = BUDGET, workers: int = 1, options: JobOptions = PLAIN) -> World:
@@ -375,6 +381,8 @@ def faults(world: World, kinds: tuple[str, ...] = FAULTS) -> Iterator[Move]:
         yield from (("second-store", index) for index in (-1, world.size - 1))
     if "target" in kinds:
         yield from (("target", target) for target in _targets(world))
+    if "update" in kinds:
+        yield "update", 0
     if "pass" in kinds and all(due > world.now + PASSED for due in _deadlines(world)):
         yield "pass", 0
     if "operator-down" in kinds and not world.operator.down:
@@ -474,6 +482,8 @@ def _step(world: World, move: Move) -> World:
             return _decide(world, world.serving[-1].incarnation, OperatorViewReceived(world.operator.before))
         case "target":
             return replace(world, target=index)
+        case "update":
+            return replace(world, code=world.code + 1)
         case "pass":
             return replace(world, now=world.now + PASSED)
         case "partition":
@@ -888,7 +898,7 @@ def _inputs(world: World) -> object:
     stores = tuple((s.incarnation, s.starts, s.deleting) for s in world.stores)
     standby = None if world.operator.standby_address is None else world.store(world.operator.standby_address)
     reports = tuple(None if s is None else _report(world, s) for s in (store, standby))
-    return (reports, pods, stores, world.target, world.ends)
+    return (reports, pods, stores, world.target, world.code, world.ends)
 
 
 def _has_news(world: World) -> bool:
@@ -918,8 +928,9 @@ def _reconcile(world: World) -> World:
     operator = _with_standby_report(world, operator)
     inputs = _inputs(world)
     stores = tuple(StorePod(s.incarnation, s.node, s.created, s.deleting) for s in world.stores)
-    spec = rounds_operator.job_spec(*_spec(world))
-    decided = rounds_operator.reconcile(operator, spec, world.agents, stores, _leases(world), world.ends, world.now)
+    decided = rounds_operator.reconcile(
+        operator, _spec(world), world.agents, stores, _leases(world), world.ends, world.now
+    )
     status = operator.status if decided.status is None else decided.status
     asks_again = decided.requeue_after is not None and decided.requeue_after < rounds_operator.NEVER / 2
     requeue_at = world.now + decided.requeue_after if decided.requeue_after is not None and asks_again else None
