@@ -138,7 +138,7 @@ start = messages.StartRound(round_id, 0, 1, 0, 1, 0, 1, "127.0.0.1", 1, 0, 3)
 arguments = {
     "Send": (messages.WorkersStarted(round_id),), "LaunchWorkers": (start,), "PrestartWorkers": (start,),
     "HoldWorkers": (round_id,), "StopWorkersAt": (round_id, 3), "StopWorkers": (0.0,), "DumpStacks": (round_id,),
-    "AdmitWorkers": (start,), "LeaveCollectives": (),
+    "AdmitWorkers": (start,), "LeaveCollectives": (), "EndLaunchers": (1,),
     "CheckHealth": (), "FreezeWorkers": (True,), "StartLeaveTimer": (1.0,), "SetNodeEnd": (None,), "Log": ("",),
     "Exit": (ExitCode.SUCCEEDED, messages.Termination(messages.Outcome.SUCCEEDED, "")),
 }
