@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,6 +97,7 @@ async def run_case(case: Case, folder: Path) -> None:
         }
         if case.backend is Backend.C10D:
             cluster.launcher = (sys.executable, "-m", "torch.distributed.run")
+        workers: list[int] = []
         try:
             await start_training(cluster)
             lines = [await agent.line("step 30 ") for agent in cluster.agents]
@@ -106,7 +107,7 @@ async def run_case(case: Case, folder: Path) -> None:
             again = [await agent.line("step 30 ", since) for agent, since in zip(cluster.agents, seen, strict=True)]
             for line in (*lines, *again):
                 assert f"of {NODES} over {case.nodes}" in line, line
-            survivors = [int(line.split(" pid ")[1].split()[0]) for line in again]
+            survivors = workers = [int(line.split(" pid ")[1].split()[0]) for line in again]
             assert (survivors[0] == pids[0]) == (case.how == "restartable"), (pids, survivors)
             cluster.stores[0].kill()
             await cluster.report(1, RoundPhase.RUNNING, NODES)
@@ -116,6 +117,9 @@ async def run_case(case: Case, folder: Path) -> None:
             raise
         finally:
             await cluster.close()
+            for pid in workers:  # those of torch's own agent outlive it
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
 
 WRAPPED = """
