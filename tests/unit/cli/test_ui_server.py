@@ -211,11 +211,15 @@ def test_the_browser_gets_the_token_by_a_file_of_the_user_and_not_by_its_argumen
     def browse(url: str) -> bool:
         path = Path(unquote(urlsplit(url).path))
         opened.append((url, stat.S_IMODE(path.stat().st_mode), path.read_text()))
-        signal.raise_signal(signal.SIGINT)
+        signal.pthread_kill(main, signal.SIGINT)
         return True
 
-    cluster = connect_to_cluster(None, None, None)
-    code = serve_page(cluster, VerbOutput(None), all_namespaces=False, port=0, open_browser=True, browse=browse)
+    main, before = threading.get_ident(), signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        cluster = connect_to_cluster(None, None, None)
+        code = serve_page(cluster, VerbOutput(None), all_namespaces=False, port=0, open_browser=True, browse=browse)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert (code, capsys.readouterr().out.startswith("http://127.0.0.1:")) == (0, True)
     ((url, mode, text),) = opened
     target = re.findall(r"url=(http://127.0.0.1:\d+/\S+/)", text)
