@@ -69,6 +69,11 @@ class WorkerStart:
     stderr: int
     """Descriptor of the caller."""
 
+    def close(self) -> None:
+        """Close both descriptors. The worker has its own once `Launcher.start` has returned."""
+        os.close(self.stdout)
+        os.close(self.stderr)
+
 
 class Launcher:
     """Starts the workers of this node. Call `prepare` once, then `start` for each round."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
@@ -142,8 +141,7 @@ class RoundStarter:
             return None
         finally:
             for _, worker_start in prepared:
-                os.close(worker_start.stdout)
-                os.close(worker_start.stderr)
+                worker_start.close()
             self._window.close()
             # The evidence in the other folders has been read: a round starts once all workers have ended.
             in_table = (process.worker for process in self._table.processes())

@@ -64,8 +64,7 @@ class RankStarter:
             return None
         finally:
             for _, worker_start in prepared:
-                os.close(worker_start.stdout)
-                os.close(worker_start.stderr)
+                worker_start.close()
             self._window.close()
 
 

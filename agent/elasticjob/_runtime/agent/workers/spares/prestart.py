@@ -71,5 +71,4 @@ class PrestartLauncher:
             return started
         finally:
             for _, worker_start in prepared:
-                os.close(worker_start.stdout)
-                os.close(worker_start.stderr)
+                worker_start.close()
