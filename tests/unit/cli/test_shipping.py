@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from elasticjob._runtime.agent import shipped_code
 from elasticjob._runtime.agent.shipped_code import CodeError, ShippedCode, unpack_archive
 from elasticjob._runtime.local.manifest.job_schema import find_problems
 from elasticjob.cli.shipping import archive as archives
@@ -143,6 +144,14 @@ def tar_of(name: str, kind: bytes = tarfile.REGTYPE) -> bytes:
 def test_an_archive_that_reaches_out_of_its_folder_is_refused(tmp_path: Path, data: bytes) -> None:
     with pytest.raises(CodeError, match="the shipped code"):
         unpack_archive(data, tmp_path / "files")
+    assert not (tmp_path / "files").exists()
+
+
+def test_an_archive_that_is_too_large_is_refused_and_never_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = pack_files([(f"{name}.py", b"x", False) for name in "abc"], "").data
+    monkeypatch.setattr(shipped_code, "MAX_TAR", 2048)  # the headers and contents of two files
+    with pytest.raises(CodeError, match="more than the 2048 bytes"):
+        unpack_archive(archive, tmp_path / "files")
     assert not (tmp_path / "files").exists()
 
 

@@ -11,7 +11,7 @@ import io
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
-from elasticjob._runtime.contract.shipped_code import ARCHIVE, ARCHIVE_FOLDER, CODE_FOLDER, MAX_UNPACKED, archive_digest
+from elasticjob._runtime.contract.shipped_code import ARCHIVE, ARCHIVE_FOLDER, CODE_FOLDER, MAX_TAR, archive_digest
 
 POLL_SECONDS = 0.05
 """How often the mounted file is read while a round waits for it: the kubelet tells nobody."""
@@ -112,7 +112,9 @@ def _files(archive: bytes) -> Iterator[tuple[str, bytes, bool]]:
     import zlib
 
     try:
-        data = gzip.GzipFile(fileobj=io.BytesIO(archive)).read(MAX_UNPACKED + (1 << 20))
+        data = gzip.GzipFile(fileobj=io.BytesIO(archive)).read(MAX_TAR + 1)
+        if len(data) > MAX_TAR:
+            raise CodeError(f"the shipped code has more than the {MAX_TAR} bytes that may be unpacked")
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
             for member in tar:
                 path = PurePosixPath(member.name)

@@ -23,6 +23,10 @@ MAX_PACKED = 900 << 10
 """Bytes of an archive. A ConfigMap may have 1 MiB, of which its names need some."""
 MAX_UNPACKED = 64 << 20
 """Bytes of all files of an archive."""
+MAX_FILES = 5000
+"""Files of an archive. A folder with more is hardly the code of a job: it may be a home directory."""
+MAX_TAR = MAX_UNPACKED + MAX_FILES * (4 << 10)
+"""Bytes of an archive without its compression: each file has a header, perhaps one with a long name, and padding."""
 
 
 def code_config_map(job: str) -> str:

@@ -11,13 +11,11 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from elasticjob._runtime.contract.shipped_code import MAX_PACKED, MAX_UNPACKED, archive_digest
+from elasticjob._runtime.contract.shipped_code import MAX_FILES, MAX_PACKED, MAX_UNPACKED, archive_digest
 from elasticjob._runtime.contract.text import with_noun
 from elasticjob.cli.shipping.errors import SubmitError
 from elasticjob.cli.shipping.ignore import IGNORE_FILE, VENV_MARK, IgnoreRules
 
-MAX_FILES = 5000
-"""A folder with more is hardly the code of a job: it may be a home directory."""
 SHOWN_FILES = 5
 
 
