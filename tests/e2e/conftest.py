@@ -2,8 +2,8 @@
 
 Several tests run at once, except those with the mark `alone`: they end, cordon or label Nodes, end the operator, or
 depend on processor time.
-Of the tests in one `xdist_group` one runs at a time: those in `room` fill the CPUs of all Nodes, so that a pod waits,
-and those in `gpus` say how many GPUs a Node has.
+Of the tests that take turns at one thing (mark `takes_turns`) one runs at a time: those at `room` fill the CPUs of all
+Nodes, so that a pod waits, and those at `gpus` say how many GPUs a Node has.
 """
 
 from __future__ import annotations
@@ -63,6 +63,23 @@ def once(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Callable[[
                 done.touch()
 
     return call
+
+
+@pytest.fixture(autouse=True)
+def turn(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Iterator[None]:
+    """Wait until no other test has the turn that this test takes (`takes_turns`).
+
+    A lock, not pytest-xdist's groups: xdist 3.8 does not see them with pytest 9.2, and says nothing.
+    """
+    mark = request.node.get_closest_marker("takes_turns")
+    if mark is None:
+        yield
+        return
+    own = tmp_path_factory.getbasetemp()
+    shared = own if worker_id == "master" else own.parent
+    with (shared / f"{mark.args[0]}.turn").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ import pytest
 from support.cluster.jobs import ROOM, Job, manifest
 from support.cluster.kube import Json, Kube, condition
 
-pytestmark = pytest.mark.xdist_group("room")
+pytestmark = pytest.mark.takes_turns("room")
 
 Submit = Callable[[Json], Job]
 FOR_EVER = "import time; time.sleep(600)"

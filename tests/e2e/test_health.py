@@ -11,7 +11,7 @@ from cluster import verbs
 from support.cluster.jobs import Job, manifest
 from support.cluster.kube import Json, condition
 
-pytestmark = pytest.mark.xdist_group("gpus")
+pytestmark = pytest.mark.takes_turns("gpus")
 
 Submit = Callable[[Json], Job]
 SICK = "node2"

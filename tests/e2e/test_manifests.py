@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,9 +19,10 @@ from elasticjob._runtime.contract.commands.reserved_variables import RESERVED_VA
 from support.cluster.kube import ApiError, Json, Kube
 from support.cluster.kubectl import Tools
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("manifests")]
+pytestmark = pytest.mark.cluster
 
-NAMESPACE = "manifest-test"
+NAMESPACE = f"manifest-test-{os.environ.get('PYTEST_XDIST_WORKER', 'gw0')}"
+"""Each process in which tests run at once has its own: whoever starts creates it anew."""
 
 GOOD: dict[str, Any] = {
     "apiVersion": "elasticjob.dev/v1alpha1",

@@ -43,7 +43,7 @@ def job_of(name: str, replicas: int, **spec: object) -> Json:
     return manifest(name, RANK, replicas=replicas, preload=[], **spec)
 
 
-@pytest.mark.xdist_group("room")
+@pytest.mark.takes_turns("room")
 def test_a_packed_job_is_on_one_machine(submit: Submit) -> None:
     job = submit(job_of("packed", 4, placement="Packed"))
     job.wait("Complete")

@@ -105,7 +105,7 @@ def yield_room(job: Job, urgent: Json) -> float:
     raise AssertionError("no pod made room within 60 s")
 
 
-@pytest.mark.xdist_group("room")
+@pytest.mark.takes_turns("room")
 @pytest.mark.timeout(120 + 30 * CYCLES)
 def test_a_job_yields_to_a_pod_of_higher_priority_and_grows_back(
     submit: Submit, follow: Follow, kube: Kube, namespace: str, urgent: Json,

@@ -35,7 +35,7 @@ def test_scale_up_and_down_while_training(
     assert job.status()["restarts"] == 0
 
 
-@pytest.mark.xdist_group("room")
+@pytest.mark.takes_turns("room")
 def test_replicas_beyond_the_capacity_of_the_cluster(submit: Submit, follow: Follow, shared_dir: str) -> None:
     job = submit(
         slow_digits(
@@ -67,7 +67,7 @@ def gpus(cluster_dir: Path) -> Iterator[Callable[[str, int], None]]:
         verbs.gpus(node, 0)
 
 
-@pytest.mark.xdist_group("gpus")
+@pytest.mark.takes_turns("gpus")
 def test_gpu_pods_run_on_nodes_with_free_gpus(
     submit: Submit, kube: Kube, gpus: Callable[[str, int], None], namespace: str
 ) -> None:

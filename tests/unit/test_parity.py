@@ -59,8 +59,8 @@ def deep_tests(path: Path) -> set[str]:
 def test_every_mark_is_declared() -> None:
     """pytest refuses the others only when it collects their files, which `make unit` does with some layers."""
     options = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
-    declared = {mark.partition(":")[0] for mark in options["markers"]}
-    declared |= {"asyncio", "filterwarnings", "parametrize", "skip", "skipif", "timeout", "usefixtures", "xdist_group"}
+    declared = {re.split(r"[:(]", mark)[0] for mark in options["markers"]}
+    declared |= {"asyncio", "filterwarnings", "parametrize", "skip", "skipif", "timeout", "usefixtures"}
     for conftest in TESTS.rglob("conftest.py"):
         declared |= set(re.findall(r'addinivalue_line\("markers", "(\w+)', conftest.read_text()))
     used = defaultdict(set)
