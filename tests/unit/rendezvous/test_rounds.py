@@ -386,6 +386,16 @@ def test_a_lost_node_is_not_charged_though_collectives_broke_first() -> None:
     assert job.report.lost_pods == ("j-2-0",)
 
 
+def test_agents_that_end_with_the_job_are_not_lost() -> None:
+    job = job_of(0, 1, max_restarts=0)
+    job.fail(1)
+    job.stopped(0, 1)
+    job.disconnect(0)
+    job.disconnect(1)
+    job.advance(1000)
+    assert (job.report.outcome, job.report.lost_pods) == (Outcome.FAILED, ())
+
+
 def test_a_worker_that_died_with_its_node_is_not_charged() -> None:
     job = job_of(0, 1, 2)
     job.fail(2, FailureClass.KILLED)

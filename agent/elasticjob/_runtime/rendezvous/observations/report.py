@@ -43,7 +43,7 @@ def build_report(
         ended_rounds=state.ended_rounds,
         outcome=state.outcome,
         failure=state.failure,
-        lost_pods=tuple(n.pod for n in state.agents.values() if _is_lost(n, now) and _expected_to_run(state, n)),
+        lost_pods=_lost_pods(state, now),
         unhealthy=tuple(state.unhealthy.values()),
         active=len(round_.members) if round_ else 0,
         recovery=recovery,
@@ -119,6 +119,13 @@ def _reason(state: CoordinatorState) -> str:
 def _agent_report(state: CoordinatorState, agent: KnownAgent) -> AgentReport:
     is_member = state.round is not None and agent.agent_id in state.round.members
     return AgentReport(agent.index, agent.incarnation, agent.pod, agent.ready, is_member)
+
+
+def _lost_pods(state: CoordinatorState, now: float) -> tuple[str, ...]:
+    """Return the pods whose agents are lost; none once the job has ended, because then all agents end."""
+    if state.outcome is not None:
+        return ()
+    return tuple(n.pod for n in state.agents.values() if _is_lost(n, now) and _expected_to_run(state, n))
 
 
 def _is_lost(agent: KnownAgent, now: float) -> bool:
