@@ -187,6 +187,14 @@ def test_the_objects_of_a_job() -> None:
     yaml.safe_dump_all([job, code])
 
 
+def test_a_number_of_workers_is_written_where_the_default_is_another() -> None:
+    found = [
+        job_manifest(JobRequest("a", "i", ("x",), gpus=gpus, workers=workers), "")["spec"].get("nprocPerNode")
+        for gpus, workers in ((0, None), (1, 1), (8, 1), (8, None), (0, 2))
+    ]
+    assert found == [None, None, 1, 8, 2]
+
+
 def test_wrong_wishes() -> None:
     with pytest.raises(SubmitError, match="--pods 4 is not between --min-pods 5 and --max-pods 4"):
         job_manifest(JobRequest("a", "i", ("x",), pods=4, min_pods=5), "")

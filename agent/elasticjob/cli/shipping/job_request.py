@@ -69,19 +69,19 @@ def parse_env(pairs: list[str]) -> dict[str, str]:
 
 
 def job_manifest(request: JobRequest, digest: str) -> KubeObject:
-    """Return the ElasticJob. `digest`: the archive's sha256."""
-    metadata: dict[str, Any] = {"name": request.name, "annotations": {CODE_SHA256: digest}}
+    """Return the ElasticJob. `digest`: the archive's sha256; empty if the image has the code."""
+    metadata: dict[str, Any] = {"name": request.name}
+    if digest:
+        metadata["annotations"] = {CODE_SHA256: digest}
     if request.namespace:
         metadata["namespace"] = request.namespace
     spec: dict[str, Any] = {"replicas": request.pods, **_elastic_policy(request)}
     workers = request.workers if request.workers is not None else request.gpus or 1
-    if workers != 1:
+    if workers != 1 or request.gpus > 1:  # without a number it is that of the GPUs
         spec["nprocPerNode"] = workers
-    volumes = [
-        {"name": "code-archive", "configMap": {"name": code_config_map(request.name)}},
-        {"name": "code", "emptyDir": {}},
-    ]
-    spec["template"] = {"spec": {"containers": [_trainer(request)], "volumes": volumes}}
+    spec["template"] = {"spec": {"containers": [_trainer(request)]}}
+    if digest:
+        _mount_code(spec["template"]["spec"], code_config_map(request.name))
     return {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "metadata": metadata, "spec": spec}
 
 
@@ -95,17 +95,20 @@ def _elastic_policy(request: JobRequest) -> dict[str, Any]:
     return {"elasticPolicy": {"minReplicas": low, "maxReplicas": high}}
 
 
-def _trainer(request: JobRequest) -> dict[str, Any]:
-    trainer: dict[str, Any] = {
-        "name": "trainer",
-        "image": request.image,
-        "command": list(request.command),
+def _mount_code(pod: dict[str, Any], config_map: str) -> None:
+    """Mount the archive, and a volume for its files, which is the working directory."""
+    pod["containers"][0] |= {
         "workingDir": CODE_FOLDER,
         "volumeMounts": [
             {"name": "code-archive", "mountPath": ARCHIVE_FOLDER, "readOnly": True},
             {"name": "code", "mountPath": CODE_FOLDER},
         ],
     }
+    pod["volumes"] = [{"name": "code-archive", "configMap": {"name": config_map}}, {"name": "code", "emptyDir": {}}]
+
+
+def _trainer(request: JobRequest) -> dict[str, Any]:
+    trainer: dict[str, Any] = {"name": "trainer", "image": request.image, "command": list(request.command)}
     if request.env:
         trainer["env"] = [{"name": name, "value": value} for name, value in request.env.items()]
     requests = {name: value for name, value in (("cpu", request.cpu), ("memory", request.memory)) if value}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from elasticjob._runtime.contract.shipped_code import code_config_map
 from elasticjob._runtime.local.manifest.job_schema import find_problems
 from elasticjob.cli.cluster.connection import Cluster
 from elasticjob.cli.cluster.errors import ClusterError, RefusedError
@@ -25,32 +24,39 @@ def checked_manifest(request: JobRequest, archive: CodeArchive) -> KubeObject:
 
 
 def create_job(cluster: Cluster, request: JobRequest, archive: CodeArchive) -> KubeObject:
-    """Create the ConfigMap, then the job that owns it, and return the job. ClusterError: neither is left.
+    """Create the ConfigMap, then the job that owns it, and return the job. ClusterError: neither is left."""
+    return create_objects(cluster, checked_manifest(request, archive), code_object(request, archive))
+
+
+def create_objects(cluster: Cluster, manifest: KubeObject, code: KubeObject | None) -> KubeObject:
+    """Create the ConfigMap `code`, then the job that owns it, and return the job. ClusterError: neither is left.
 
     The ConfigMap comes first: the pods of a job without it would wait for the next attempt of their kubelets.
+    `code` is None if the image has the code.
     """
-    manifest = checked_manifest(request, archive)
-    _create_code(cluster, request, archive)
-    name = code_config_map(request.name)
+    if code is not None:
+        _create_code(cluster, code)
     try:
         job = cluster.create(ELASTICJOBS, manifest)
-        cluster.patch(CONFIG_MAPS, name, owner_of_code(job))
+        if code is not None:
+            cluster.patch(CONFIG_MAPS, code["metadata"]["name"], owner_of_code(job))
     except BaseException as error:
-        _remove_unless_owned(cluster, name)
+        if code is not None:
+            _remove_unless_owned(cluster, code["metadata"]["name"])
         if isinstance(error, RefusedError) and error.status == _CONFLICT:
-            raise SubmitError(f"there is a job {request.name} already: choose another --name") from None
+            name = manifest["metadata"]["name"]
+            raise SubmitError(f"there is a job {name} already: choose another --name") from None
         raise
     return job
 
 
-def _create_code(cluster: Cluster, request: JobRequest, archive: CodeArchive) -> None:
-    code = code_object(request, archive)
+def _create_code(cluster: Cluster, code: KubeObject) -> None:
     try:
         cluster.create(CONFIG_MAPS, code)
     except RefusedError as error:
         if error.status != _CONFLICT:
             raise
-        name = code_config_map(request.name)
+        name = code["metadata"]["name"]
         found = cluster.get(CONFIG_MAPS, name)["metadata"]
         ours = (found.get("labels") or {}).items() >= code["metadata"]["labels"].items()
         if found.get("ownerReferences") or not ours:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from elasticjob._runtime.contract.names import Env, Label, Role
@@ -12,7 +12,7 @@ from elasticjob.cli.cluster.errors import ClusterError, RefusedError
 from elasticjob.cli.cluster.resources import ELASTICJOBS, POD_LIST, KubeObject
 from elasticjob.cli.verbs.jobs import has_finished, job_status
 from elasticjob.cli.verbs.log_lines import LogChoice, PodLines
-from elasticjob.cli.verbs.log_streams import LogStreams, sentence
+from elasticjob.cli.verbs.log_streams import LogItem, LogStreams, sentence
 from elasticjob.cli.verbs.pods import (
     container_env,
     has_log,
@@ -136,12 +136,33 @@ def _lines_of(pod: KubeObject, choice: PodChoice, output: VerbOutput) -> PodLine
     return PodLines(choice.lines, container_env(pod, Env.ROLE), output.painter)
 
 
+def follow_lines(cluster: Cluster, output: VerbOutput, name: str, index: int) -> Iterator[tuple[str, str]]:
+    """Yield (time, line) of what the pods of an index have logged and will log, until the job has ended.
+
+    `output`: takes notes about what cannot be read.
+    """
+    choice = PodChoice(pods=[str(index)])
+    streams = LogStreams(cluster, pods_selector(name, choice.role), choice.has_pod, None)
+    yield from ((item.time, item.line) for item in _items(cluster, output, name, streams) if item.line is not None)
+
+
 def _follow(cluster: Cluster, output: VerbOutput, name: str, selector: str, choice: PodChoice) -> int:
     """Write what all pods log, those too that come later, until the job has ended; return the exit code."""
     tail = FOLLOWED_TAIL if choice.tail is None else choice.tail
     streams = LogStreams(cluster, selector, choice.has_pod, tail)
     lines: dict[str, PodLines] = {}
     given_up = False
+    for item in _items(cluster, output, name, streams):
+        if item.line is not None:
+            pod_lines = lines.setdefault(item.pod, _lines_of(streams.pods[item.pod], choice, output))
+            if (shown := pod_lines.shown_line(item.time, item.line)) is not None:
+                output.line(shown)
+        given_up |= item.ended and bool(item.problem)
+    return int(given_up)
+
+
+def _items(cluster: Cluster, output: VerbOutput, name: str, streams: LogStreams) -> Iterator[LogItem]:
+    """Yield all items until the job has ended and no pod is followed. Write problems as notes."""
     streams.start()
     try:
         while True:
@@ -149,16 +170,12 @@ def _follow(cluster: Cluster, output: VerbOutput, name: str, selector: str, choi
                 item = streams.items.get(timeout=IDLE_SECONDS)
             except queue.Empty:
                 if not streams.open and _has_ended(cluster, output, name):
-                    return int(given_up)
+                    return
                 continue
-            if item.line is not None:
-                pod_lines = lines.setdefault(item.pod, _lines_of(streams.pods[item.pod], choice, output))
-                if (shown := pod_lines.shown_line(item.time, item.line)) is not None:
-                    output.line(shown)
+            yield item
             if item.problem:
                 output.note(f"elasticjob logs: {item.problem}")
             if item.ended:
-                given_up |= bool(item.problem)
                 streams.ended(item.pod)
     finally:
         streams.close()
