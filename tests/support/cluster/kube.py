@@ -234,10 +234,15 @@ class Kube:
             return connection.getresponse().read().decode(errors="replace")
 
     def follow(self, pod: str, namespace: str, container: str = "") -> Iterator[str]:
-        """Yield a container's log lines until it ends. An RFC 3339 time stamp precedes each line."""
+        """Yield a container's log lines until it ends. An RFC 3339 time stamp precedes each line.
+
+        Raise ApiError if the API server or the kubelet refuses the log.
+        """
         query = {"follow": "true", "timestamps": "true"}
         with closing(self._logs(pod, namespace, container, query)) as connection:
             response = connection.getresponse()
+            if response.status >= 400:
+                raise ApiError(response.status, "", response.read().decode(errors="replace"))
             while line := response.readline():
                 yield line.decode(errors="replace").rstrip("\n")
 

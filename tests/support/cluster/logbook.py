@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 
 from support.cluster.kube import ApiError, Kube, WaitTimeoutError
 
 _STEP = re.compile(r"\bstep=(\d+)\b.*?\bloss=([-\d.einf]+)\b.*?\bworld=(\d+)\b")
-
+_REQUESTS = 20
+"""How often a pod's log is asked for, every half second, while the answer is an error."""
 
 LATE = 1.0
 """Seconds by which the runtime may stamp a line late: it does so when it reads it."""
@@ -127,22 +128,44 @@ class LogBook:
 
     def _follow(self, pod: str) -> None:
         try:
-            for raw in self.kube.follow(pod, self.namespace):
-                if self._closed.is_set():
-                    return
-                stamp, _, text = raw.partition(" ")
+            for stamp, text in self._log(pod):
                 line, found = Line(_seconds(stamp), pod, text), _STEP.search(text)
                 with self._changed:
                     self.lines.append(line)
                     if found:
                         self._steps.append(Step(line.time, pod, int(found[1]), float(found[2]), int(found[3])))
                     self._changed.notify_all()
-        except (OSError, ValueError):
+        except (OSError, ApiError, ValueError):
             pass  # the node or the pod is down; the lines so far stay
         finally:
             with self._changed:
                 self._read.add(pod)
                 self._changed.notify_all()
+
+    def _log(self, pod: str) -> Iterator[tuple[str, str]]:
+        """Yield the (time stamp, text) of each line of a pod's log until it ends.
+
+        A request is refused now and then while a busy kubelet starts the pod. Without another one, all lines of the pod
+        would be missing, and a test would wait for its steps in vain.
+        """
+        for last in (*[False] * (_REQUESTS - 1), True):
+            is_first = True
+            try:
+                for raw in self.kube.follow(pod, self.namespace):
+                    if self._closed.is_set():
+                        return
+                    stamp, _, text = raw.partition(" ")
+                    if is_first:
+                        _seconds(stamp)  # the kubelet writes its own error without a time
+                    is_first = False
+                    yield stamp, text
+            except (ApiError, ValueError) as error:
+                if last or not is_first or (isinstance(error, ApiError) and error.code == 404):
+                    raise
+                if self._closed.wait(0.5):
+                    return
+            else:
+                return
 
 
 def _seconds(stamp: str) -> float:
