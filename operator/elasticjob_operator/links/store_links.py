@@ -341,8 +341,12 @@ class StoreLinks:
         last, previous = job.view.report, job.view.previous_report
         if last is not None and last.incarnation < report.incarnation:
             previous = last
-        job.view = LinkView(connected=True, since=since, report=report, lost_pods=lost, previous_report=previous)
-        self._enqueue(key)
+        view = LinkView(connected=True, since=since, report=report, lost_pods=lost, previous_report=previous)
+        # A store reports once more when it has this operator's view. No decision depends on that.
+        known = None if last is None else replace(view, report=replace(report, view_lease=last.view_lease))
+        unchanged, job.view = known == job.view, view
+        if not unchanged:
+            self._enqueue(key)
 
 
 def _keep_alive_timeout(job: _Job) -> float:

@@ -6,9 +6,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from elasticjob_operator.backoff import doubling_delay
+from elasticjob_operator.model.cluster.raw import Raw
+from elasticjob_operator.model.job.job_defaults import JobDefaults
 from elasticjob_operator.model.job.spec import GangProvider
 from elasticjob_operator.model.job.status import BackOff
-from elasticjob_operator.model.observed import Children, Policies, Refusal, RefusalReason, Remedy
+from elasticjob_operator.model.observed import Children, Job, Policies, Refusal, RefusalReason, Remedy
 from elasticjob_operator.observation.start_warnings import StartWarnings
 from elasticjob_operator.observation.stop_causes import StopCauses
 from elasticjob_operator.watch.lost_nodes import LostNodes
@@ -33,6 +35,8 @@ class JobMemory:
     uid: str
     read_at: float | None = None
     """When the job and its pods were last read from the API server; None: read them at the next reconcile."""
+    parsed: tuple[Raw, JobDefaults, Job] | None = None
+    """The job as last parsed: the object, the defaults of its namespace, and what they gave."""
     sent: tuple[Any, ...] = ()
     """What was last sent to the job's stores, and which stores these are."""
     children: Children | None = None
@@ -78,6 +82,12 @@ class JobMemory:
     stop_causes: StopCauses = field(default_factory=StopCauses)
     _attempts: dict[str, int] = field(default_factory=dict)
     _failed_executions: int = 0
+
+    def parsed_as(self, raw: Raw, defaults: JobDefaults) -> Job | None:
+        """Return what a watched object was parsed as; None if this version of it has not been. No version changes."""
+        if self.parsed is None or self.parsed[0] is not raw or self.parsed[1] is not defaults:
+            return None
+        return self.parsed[2]
 
     def begin(self, now: float, children_of: tuple[int, GangProvider]) -> None:
         """Begin with a job that has no status yet: nothing has been created for it."""

@@ -144,11 +144,13 @@ class Controller:
         raw, memory, now = self.watched.job(key), self._memories.get(key), self.clock()
         if raw is None:
             return None
-        job = parse_job(raw, self.defaults(key[0]))
+        defaults = self.defaults(key[0])
+        job = (memory.parsed_as(raw, defaults) if memory else None) or parse_job(raw, defaults)
         if memory is None:
             memory = self._first_memory(key, job, now)
         if memory is None or memory.uid != job.uid or memory.read_at is None:
             return None
+        memory.parsed = raw, defaults, job
         ended = job.status.terminal and memory.children is not None
         if not ended and now >= memory.read_at + READ_SECONDS:
             return None

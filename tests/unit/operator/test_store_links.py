@@ -128,6 +128,16 @@ async def test_a_view_is_sent_once_with_growing_sequence_and_again_on_a_new_link
     assert [v.charged for v in second.sent if isinstance(v, OperatorView)] == [1]
 
 
+async def test_a_report_that_only_answers_this_operators_view_enqueues_nothing(stores: Stores) -> None:
+    connection = await connected(stores, gathering())
+    before = len(stores.enqueued)
+    connection.inbox.put_nowait(replace(gathering(), view_lease=7))
+    await stores.until(lambda: (report := stores.links.view(KEY).report) is not None and report.view_lease == 7)
+    assert len(stores.enqueued) == before
+    connection.inbox.put_nowait(replace(gathering(), view_lease=7, lost_pods=("bert-1-0",)))
+    await stores.until(lambda: len(stores.enqueued) > before)
+
+
 async def test_after_a_lost_link_the_last_report_is_kept_and_lost_pods_are_not(stores: Stores) -> None:
     latest = report(worker(0), lost_pods=("bert-1-0",))
     connection = await connected(stores, latest)
