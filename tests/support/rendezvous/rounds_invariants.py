@@ -179,9 +179,16 @@ def _new_rounds(before: World, after: World) -> Iterator[tuple[Store, Round]]:
 
 
 def _may_have_come_later(before: World, s: Store) -> bool:
-    """Return whether more happened in the batch in which a round started: nodes may have come or left since."""
+    """Return whether more happened in the move in which a round started: nodes may have come or left since.
+
+    A store decides on a batch in one move, and an agent whose time to leave is over sends all that it has left to say.
+    """
     known = before.store(s.incarnation)
-    return known is not None and len(known.queue) > 1
+    if known is None:
+        return False
+    lost = {agent_id for agent_id, agent in s.state.agents.items() if agent.disconnected_at is not None}
+    last_words = any(a.agent_id in lost and a.store == s.incarnation and len(a.outbox) > 1 for a in before.agents)
+    return len(known.queue) > 1 or last_words
 
 
 def between_min_and_max(_: World, __: Move, after: World) -> bool:
