@@ -45,6 +45,8 @@ def wait_for_faults(kube: Kube, namespace: str) -> None:
     job["stuck"].wait("Running")
     kube.patch("pods", "stuck-0-0", {"metadata": {"finalizers": [FINALIZER]}}, namespace)
     kube.delete("pods", "stuck-0-0", namespace)
+    job["differs"].wait("Running")
+    kube.delete("pods", "differs-1-0", namespace)
     job["trains"].wait("Running")
     kube.delete("pods", job["trains"].serving_store(), namespace)
     job["pending"].wait("Running", status="False", reason="Unschedulable")
@@ -54,8 +56,10 @@ def wait_for_faults(kube: Kube, namespace: str) -> None:
     job["hangs"].wait("Running")
     job["trains"].wait_store(1, timeout=60)
     job["trains"].wait_events("StoreLost")
-    ready = lambda pods: any(p["metadata"]["name"] == "stuck-0-1" and is_true(p, "Ready") for p in pods)  # noqa: E731
-    job["stuck"].wait_pods(ready, timeout=60, what="the successor of the pod that is stuck")
+    for name, successor in (("stuck", "stuck-0-1"), ("differs", "differs-1-1")):
+        ready = lambda pods, pod=successor: any(p["metadata"]["name"] == pod and is_true(p, "Ready") for p in pods)  # noqa: E731
+        job[name].wait_pods(ready, timeout=60, what=f"{successor} is ready")
+    job["differs"].wait("Running")
 
 
 def test_each_fault_and_its_commands(shell: Shell, kube: Kube, namespace: str) -> None:

@@ -34,13 +34,26 @@ for step in range(1, 100_000):
     elasticjob.progress(step)
     time.sleep(0.2)
 """
+_DIFFERS = """
+import os, pathlib, time
+checkpoint = pathlib.Path("/tmp/step")
+step = int(checkpoint.read_text()) if checkpoint.exists() else 0
+while True:
+    step += 1
+    checkpoint.write_text(str(step))
+    print(f"step={step} loss={1 / step:.4f}", flush=True)
+    time.sleep(0.2)
+"""
 _BAD_GPU = """
 import sys
 print("GPU 3 has an uncorrectable error", file=sys.stderr, flush=True)
 sys.exit(22)
 """
 _WAITS = "import time; time.sleep(3600)"
-SCRIPTS = {"raises.py": _RAISES, "hangs.py": _HANGS, "trains.py": _TRAINS, "bad_gpu.py": _BAD_GPU, "waits.py": _WAITS}
+SCRIPTS = {
+    "raises.py": _RAISES, "hangs.py": _HANGS, "trains.py": _TRAINS, "differs.py": _DIFFERS, "bad_gpu.py": _BAD_GPU,
+    "waits.py": _WAITS,
+}  # fmt: skip
 
 
 def scripts() -> Json:
@@ -71,6 +84,7 @@ def jobs() -> dict[str, Json]:
         _job("fails", "/app/raises.py", "-0.1", failurePolicy={"maxRestarts": 2}),
         _job("hangs", "/app/hangs.py", replicas=2),
         _job("trains", "/app/trains.py", replicas=2),
+        _job("differs", "/app/differs.py", replicas=2),
         _job("stuck", "/app/waits.py"),
         _job("image", "/app/waits.py", image=MISSING_IMAGE),
         _job("moves", "/app/bad_gpu.py", failurePolicy={"maxRestarts": 1, "rules": [bad_gpu]}),
@@ -102,6 +116,7 @@ JOB_OF_SECTION = {
     "It restarts again and again": "fails",
     "It failed, and I have corrected the cause": "fails",
     "It is slower than before": "trains",
+    "One rank's loss differs": "differs",
     "A pod is stuck Terminating": "stuck",
     "The image cannot be pulled": "image",
     "My template is wrong, and the API server refuses to change it": "pending",
