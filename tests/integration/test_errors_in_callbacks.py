@@ -56,6 +56,7 @@ OF_STORE = (
     "_runtime.store.client_connection.ClientConnection.connection_made",
     "_runtime.store_pod.coordinator.Coordinator._report_again",
     "_runtime.store_pod.coordinator.Coordinator._run",
+    "_runtime.store_pod.coordinator.Coordinator._tick",
 )
 NOT_NEEDED = (
     "_runtime.store_pod.main.serve_store.<locals>.end",
@@ -67,7 +68,8 @@ NOT_NEEDED = (
 
 def start(role: str, target: str, folder: Path) -> ChildProcess:
     command = [*script(folder, STEPS), str(folder / "stop")]
-    (folder / "job.yaml").write_text(yaml.safe_dump(manifest(command, replicas=2)))
+    delayed = {"backoffSeconds": 1}  # the store waits for a moment, not only for messages
+    (folder / "job.yaml").write_text(yaml.safe_dump(manifest(command, replicas=2, failurePolicy=delayed)))
     return ChildProcess([*PROGRAM, "run", "job.yaml"], cwd=folder, env=injecting(role, target, folder))
 
 
