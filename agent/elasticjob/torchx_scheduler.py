@@ -118,7 +118,7 @@ class ElasticJobScheduler(WorkspaceMixin[None], Scheduler[Mapping[str, Any]]):  
         return _app_id(cluster, create_objects(cluster, objects.manifest, objects.code))
 
     def describe(self, app_id: str) -> DescribeAppResponse | None:
-        """Return the state of a job and of its newest pods; None if there is no such job."""
+        """Return the state of a job and, of each index, that of the newest pod; None if there is no such job."""
         cluster, name = _find(app_id)
         try:
             job = cluster.get(ELASTICJOBS, name)

@@ -49,14 +49,19 @@ def cluster_dir() -> Path:
 
 
 @pytest.fixture(scope="session")
-def once(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Callable[[str, Callable[[], None]], None]:
-    """Call a function in one of the processes in which tests run at once; the others wait until it has returned."""
+def locks(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """A folder of all processes in which tests run at once."""
     own = tmp_path_factory.getbasetemp()
-    shared = own if worker_id == "master" else own.parent
+    return own if worker_id == "master" else own.parent
+
+
+@pytest.fixture(scope="session")
+def once(locks: Path) -> Callable[[str, Callable[[], None]], None]:
+    """Call a function in one of the processes in which tests run at once; the others wait until it has returned."""
 
     def call(name: str, function: Callable[[], None]) -> None:
-        done = shared / f"{name}.done"
-        with (shared / f"{name}.lock").open("w") as lock:
+        done = locks / f"{name}.done"
+        with (locks / f"{name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not done.exists():
                 function()
@@ -66,7 +71,7 @@ def once(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Callable[[
 
 
 @pytest.fixture(autouse=True)
-def turn(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Iterator[None]:
+def turn(request: pytest.FixtureRequest, locks: Path) -> Iterator[None]:
     """Wait until no other test has the turn that this test takes (`takes_turns`).
 
     A lock, not pytest-xdist's groups: xdist 3.8 does not see them with pytest 9.2, and says nothing.
@@ -75,9 +80,7 @@ def turn(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     if mark is None:
         yield
         return
-    own = tmp_path_factory.getbasetemp()
-    shared = own if worker_id == "master" else own.parent
-    with (shared / f"{mark.args[0]}.turn").open("w") as lock:
+    with (locks / f"{mark.args[0]}.turn").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

@@ -22,7 +22,7 @@ from support.cluster.kubectl import Tools
 pytestmark = pytest.mark.cluster
 
 NAMESPACE = f"manifest-test-{os.environ.get('PYTEST_XDIST_WORKER', 'gw0')}"
-"""Each process in which tests run at once has its own: whoever starts creates it anew."""
+"""A namespace for each process of pytest, which creates it anew when it starts: tests run in several at once."""
 
 GOOD: dict[str, Any] = {
     "apiVersion": "elasticjob.dev/v1alpha1",

@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from support.cluster.kube import ApiError, Kube
+from support.cluster.kube import ApiError, Kube, WaitTimeoutError
 from support.cluster.logbook import LogBook
 
 LINE = "2026-01-01T00:00:01.5Z step=7 loss=0.5 world=3"
@@ -43,6 +43,8 @@ def test_a_log_that_is_refused_at_first_is_read(refusal: str | Exception) -> Non
 def test_a_log_that_does_not_exist_any_more_ends() -> None:
     with LogBook(cast(Kube, Refusing(ApiError(404, "NotFound", "no such pod"))), "ns", "job") as book:
         book.wait(lambda: "job-1-1" in book._read, timeout=10, what="the end of the log")
+        with pytest.raises(WaitTimeoutError, match=r"the log of job-1-1 is read no more: .*404"):
+            book.wait_step(1, timeout=0)
     assert not book.steps
 
 

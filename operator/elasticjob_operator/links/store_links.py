@@ -343,9 +343,9 @@ class StoreLinks:
             previous = last
         view = LinkView(connected=True, since=since, report=report, lost_pods=lost, previous_report=previous)
         # A store reports once more when it has this operator's view. No decision depends on that.
-        known = None if last is None else replace(view, report=replace(report, view_lease=last.view_lease))
-        unchanged, job.view = known == job.view, view
-        if not unchanged:
+        as_before = last is not None and replace(view, report=replace(report, view_lease=last.view_lease)) == job.view
+        job.view = view
+        if not as_before:
             self._enqueue(key)
 
 

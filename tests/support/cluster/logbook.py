@@ -55,6 +55,7 @@ class LogBook:
     _steps: list[Step] = field(default_factory=list)
     _followed: set[str] = field(default_factory=set)
     _read: set[str] = field(default_factory=set)
+    _problems: list[str] = field(default_factory=list)
     """Pods whose logs have ended, or whose node is down."""
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _closed: threading.Event = field(default_factory=threading.Event)
@@ -83,7 +84,7 @@ class LogBook:
             while not until():
                 left = end - time.monotonic()
                 if left <= 0 or not self._changed.wait(left):
-                    tail = "\n".join(f"{line.pod} {line.text}" for line in self.lines[-30:])
+                    tail = "\n".join((*(f"{line.pod} {line.text}" for line in self.lines[-30:]), *self._problems))
                     raise WaitTimeoutError(f"{what}: not within {timeout:g} s; the logs end with\n{tail}")
 
     def wait_step(self, step: int, timeout: float) -> None:
@@ -135,8 +136,9 @@ class LogBook:
                     if found:
                         self._steps.append(Step(line.time, pod, int(found[1]), float(found[2]), int(found[3])))
                     self._changed.notify_all()
-        except (OSError, ApiError, ValueError):
-            pass  # the node or the pod is down; the lines so far stay
+        except (OSError, ApiError, ValueError) as error:
+            # The Node or the pod is down; the lines so far stay. A test that waits for more of them says why.
+            self._problems.append(f"the log of {pod} is read no more: {error}")
         finally:
             with self._changed:
                 self._read.add(pod)

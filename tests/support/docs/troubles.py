@@ -35,7 +35,7 @@ for step in range(1, 100_000):
     time.sleep(0.2)
 """
 _DIFFERS = """
-import os, pathlib, time
+import pathlib, time
 checkpoint = pathlib.Path("/tmp/step")
 step = int(checkpoint.read_text()) if checkpoint.exists() else 0
 while True:
