@@ -22,13 +22,9 @@ LEASE = "elasticjob-operator"
 TWO_TO_THREE = {"minReplicas": 2, "maxReplicas": 3}
 
 
-SECONDS = 60
-"""For how long a job trains, unless `assert_completes` ends it earlier: no fault meets a job that has ended."""
-
-
 def start(submit: Submit, follow: Follow, shared_dir: str, name: str) -> tuple[Job, LogBook]:
     """Start a job of three nodes, and wait until it has trained a few steps."""
-    job = submit(slow_digits(name, shared_dir, SECONDS, elasticPolicy=TWO_TO_THREE))
+    job = submit(slow_digits(name, shared_dir, elasticPolicy=TWO_TO_THREE))
     book = follow(job)
     book.wait_step(5, timeout=120)
     job.wait_status(worldSize=3)
@@ -91,7 +87,7 @@ def test_a_pod_is_deleted(submit: Submit, follow: Follow, shared_dir: str, kube:
 
 def test_a_spare_takes_the_place_of_a_deleted_pod(submit: Submit, follow: Follow, shared_dir: str, kube: Kube) -> None:
     policy = {"minReplicas": 2, "maxReplicas": 2, "spares": 1}
-    job = submit(slow_digits("spared", shared_dir, SECONDS, elasticPolicy=policy))
+    job = submit(slow_digits("spared", shared_dir, elasticPolicy=policy))
     book = follow(job)
     book.wait_step(5, timeout=120)
     before = job.wait_status(worldSize=2, standby=1, ready=3)["status"]

@@ -5,40 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import datetime
-from pathlib import Path
 
 import pytest
-import yaml
 
 from cluster import verbs
-from support.cluster.jobs import Job, end_soon, hurried, manifest
+from support.cluster.jobs import Job, end_soon, manifest, slow_restartable
 from support.cluster.kube import Json, Kube, condition
 from support.cluster.logbook import LogBook
 
 Submit = Callable[[Json], Job]
 Follow = Callable[[Job], LogBook]
-EXAMPLES = Path(__file__).parents[2] / "examples"
-
-
-def state_job(kube: Kube, namespace: str, shared_dir: str) -> Json:
-    """Return the example with `elasticjob.State`, which saves its state to a shared directory."""
-    script = (EXAMPLES / "restartable/train.py").read_text()
-    kube.create("configmaps", {"metadata": {"name": "restartable-example"}, "data": {"train.py": script}}, namespace)
-    body: Json = yaml.safe_load((EXAMPLES / "restartable.yaml").read_text())
-    pod = body["spec"]["template"]["spec"]
-    container = pod["containers"][0]
-    container["command"] = hurried(
-        "/shared", "/scripts/train.py", "--steps=600", "--step-delay=0.05", "--path=/shared/state"
-    )
-    container["volumeMounts"].append({"name": "shared", "mountPath": "/shared"})
-    pod["volumes"].append({"name": "shared", "hostPath": {"path": shared_dir, "type": "Directory"}})
-    return body
 
 
 def test_a_job_is_suspended_changed_and_resumed_without_a_lost_step(
     submit: Submit, follow: Follow, kube: Kube, namespace: str, shared_dir: str
 ) -> None:
-    job = submit(state_job(kube, namespace, shared_dir))
+    job = submit(slow_restartable(kube, namespace, shared_dir))
     book = follow(job)
     book.wait_step(30, timeout=120)
     template = job.read()["spec"]["template"]

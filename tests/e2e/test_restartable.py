@@ -7,15 +7,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import yaml
-
-from support.cluster.jobs import Job, kill_worker
+from support.cluster.jobs import RESTARTABLE_STEPS, Job, end_soon, kill_worker, slow_restartable
 from support.cluster.kube import Json, Kube
 from support.cluster.logbook import LogBook
 
 Submit = Callable[[Json], Job]
 Follow = Callable[[Job], LogBook]
-EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def processes(book: LogBook, pod: str) -> set[str]:
@@ -24,13 +21,9 @@ def processes(book: LogBook, pod: str) -> set[str]:
 
 
 def test_processes_survive_a_killed_worker_and_a_deleted_pod(
-    submit: Submit, follow: Follow, cluster_dir: Path, kube: Kube, namespace: str
+    submit: Submit, follow: Follow, cluster_dir: Path, kube: Kube, namespace: str, shared_dir: str
 ) -> None:
-    body = yaml.safe_load((EXAMPLES / "restartable.yaml").read_text())
-    script = (EXAMPLES / "restartable/train.py").read_text()
-    kube.create("configmaps", {"metadata": {"name": "restartable-example"}, "data": {"train.py": script}}, namespace)
-    body["spec"]["template"]["spec"]["containers"][0]["command"][2] = "--steps=400"
-    job = submit(body)
+    job = submit(slow_restartable(kube, namespace, shared_dir))
     book = follow(job)
     book.wait_step(5, timeout=120)
     job.wait_status(worldSize=3)
@@ -41,12 +34,13 @@ def test_processes_survive_a_killed_worker_and_a_deleted_pod(
     moment = time.time()
     book.wait_steps_after(moment, world=2, timeout=60)
     book.wait_steps_after(moment, world=3, incarnation=1, timeout=120)
+    end_soon(shared_dir)
     job.wait("Complete", timeout=240)
     book.wait_read()
     assert len(processes(book, "restartable-0-0")) == 1  # three rounds and more, one process
     assert len(processes(book, "restartable-1-0")) == 2  # the killed one and its successor
     steps = sorted({step.step for step in book.steps})
-    assert steps == list(range(1, 401))
+    assert steps == list(range(1, RESTARTABLE_STEPS + 1))
     status = job.status()
     assert (status["restarts"], status["restartsCountTowardsMax"]) == (1, 1)
     transfer = status["stateTransfer"]

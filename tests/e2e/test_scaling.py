@@ -21,7 +21,7 @@ def test_scale_up_and_down_while_training(
     submit: Submit, follow: Follow, shared_dir: str, cluster_dir: Path, namespace: str
 ) -> None:
     elastic = {"minReplicas": 2, "maxReplicas": 4}
-    job = submit(slow_digits("scaled", shared_dir, 60, replicas=2, elasticPolicy=elastic))
+    job = submit(slow_digits("scaled", shared_dir, replicas=2, elasticPolicy=elastic))
     book = follow(job)
     book.wait_step(5, timeout=120)
     for nodes in (4, 3):
@@ -39,7 +39,7 @@ def test_scale_up_and_down_while_training(
 def test_replicas_beyond_the_capacity_of_the_cluster(submit: Submit, follow: Follow, shared_dir: str) -> None:
     job = submit(
         slow_digits(
-            "greedy", shared_dir, 60,
+            "greedy", shared_dir,
             replicas=4, elasticPolicy={"minReplicas": 2, "maxReplicas": 4},
             resources={"requests": {"cpu": "1100m", "memory": "256Mi"}},
         )

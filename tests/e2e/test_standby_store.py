@@ -22,7 +22,7 @@ Follow = Callable[[Job], LogBook]
 def start(submit: Submit, follow: Follow, shared_dir: str, name: str) -> tuple[Job, LogBook]:
     """Start a job of three nodes, and wait until all of them know its standby store."""
     elastic = {"minReplicas": 2, "maxReplicas": 3}
-    job = submit(slow_digits(name, shared_dir, 60, elasticPolicy=elastic))
+    job = submit(slow_digits(name, shared_dir, elasticPolicy=elastic))
     book = follow(job)
     book.wait_step(5, timeout=120)
     job.wait_status(worldSize=3)

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from support.cluster.kube import ApiError, Json, Kube, condition, is_true
 from support.cluster.kubectl import run_tool
 
@@ -41,8 +43,13 @@ def manifest(name: str, command: list[str], **spec: Any) -> Json:
     }
 
 
-EPOCH_SECONDS = 6.4
-"""Seconds that an epoch of `slow_digits` takes at least, until `end_soon`."""
+STEP_SECONDS = 0.6
+"""Seconds that a step of `slow_digits` takes at least, until `end_soon`."""
+STEPS_OF_AN_EPOCH = 16
+RESTARTABLE_STEPS = 1200
+LONG = 240.0
+"""Seconds for which a job trains whose test ends it by `end_soon`: a replaced pod on a busy machine took over 60."""
+EXAMPLES = Path(__file__).parents[3] / "examples"
 _UNTIL_END_SOON = """
 import os, runpy, sys, time
 sleep, folder = time.sleep, sys.argv[1]
@@ -62,12 +69,26 @@ def end_soon(directory: str) -> None:
     (Path(directory) / "end-soon").touch()
 
 
-def slow_digits(name: str, directory: str, seconds: float, **spec: Any) -> Json:
+def slow_digits(name: str, directory: str, seconds: float = LONG, **spec: Any) -> Json:
     """Return the digits example. It trains for this time or somewhat longer, but for `end_soon`; mostly it sleeps."""
-    epochs = str(math.ceil(seconds / EPOCH_SECONDS))
-    body = digits(name, directory, "--epochs", epochs, "--step-delay", "0.4", **spec)
+    epochs = str(math.ceil(seconds / STEP_SECONDS / STEPS_OF_AN_EPOCH))
+    body = digits(name, directory, "--epochs", epochs, "--step-delay", str(STEP_SECONDS), **spec)
     container = body["spec"]["template"]["spec"]["containers"][0]
     container["command"] = hurried("/checkpoint", *container["command"][1:])
+    return body
+
+
+def slow_restartable(kube: Kube, namespace: str, directory: str) -> Json:
+    """Return examples/restartable.yaml, and make its ConfigMap. It trains for LONG, but for `end_soon`."""
+    script = (EXAMPLES / "restartable/train.py").read_text()
+    kube.create("configmaps", {"metadata": {"name": "restartable-example"}, "data": {"train.py": script}}, namespace)
+    body: Json = yaml.safe_load((EXAMPLES / "restartable.yaml").read_text())
+    pod = body["spec"]["template"]["spec"]
+    container = pod["containers"][0]
+    arguments = (f"--steps={RESTARTABLE_STEPS}", f"--step-delay={LONG / RESTARTABLE_STEPS}", "--path=/shared/state")
+    container["command"] = hurried("/shared", "/scripts/train.py", *arguments)
+    container["volumeMounts"].append({"name": "shared", "mountPath": "/shared"})
+    pod["volumes"].append({"name": "shared", "hostPath": {"path": directory, "type": "Directory"}})
     return body
 
 
