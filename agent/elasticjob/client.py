@@ -18,21 +18,21 @@ from elasticjob._runtime.contract.names import Role
 from elasticjob.cli.cluster.connection import Cluster, connect_to_cluster
 from elasticjob.cli.cluster.errors import ClusterError
 from elasticjob.cli.cluster.resources import ELASTICJOBS, POD_LIST
+from elasticjob.cli.objects.jobs import has_finished, holds, job_condition
+from elasticjob.cli.objects.pods import pods_selector
+from elasticjob.cli.objects.waiting import NotInTimeError, wait_for_job
 from elasticjob.cli.shipping.archive import pack_folder
 from elasticjob.cli.shipping.errors import SubmitError
 from elasticjob.cli.shipping.functions import function_call
 from elasticjob.cli.shipping.job_request import JobRequest, job_name
-from elasticjob.cli.verbs.code_update import update_code
-from elasticjob.cli.verbs.creation import create_job
-from elasticjob.cli.verbs.follow import follow_job
-from elasticjob.cli.verbs.jobs import has_finished, holds, job_condition
-from elasticjob.cli.verbs.log_lines import LogChoice
-from elasticjob.cli.verbs.logs import PodChoice, show_logs
-from elasticjob.cli.verbs.pods import pods_selector
+from elasticjob.cli.verbs.logs.log_lines import LogChoice
+from elasticjob.cli.verbs.logs.logs import PodChoice, show_logs
 from elasticjob.cli.verbs.scale import scale_job
 from elasticjob.cli.verbs.status import job_overview
-from elasticjob.cli.verbs.submit import random_suffix, script_in
-from elasticjob.cli.verbs.waiting import NotInTimeError, wait_for_job
+from elasticjob.cli.verbs.submit.code_update import update_code
+from elasticjob.cli.verbs.submit.creation import create_job
+from elasticjob.cli.verbs.submit.follow import follow_job
+from elasticjob.cli.verbs.submit.submit import random_suffix, script_in
 from elasticjob.cli.views.output import VerbOutput
 
 __all__ = ["ClusterError", "JobFailedError", "SubmitError", "SubmittedJob", "find", "submit"]

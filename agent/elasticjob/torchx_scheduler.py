@@ -37,15 +37,15 @@ from elasticjob._runtime.local.manifest.job_schema import find_problems
 from elasticjob.cli.cluster.connection import Cluster, connect_to_cluster
 from elasticjob.cli.cluster.errors import RefusedError
 from elasticjob.cli.cluster.resources import ELASTICJOBS, POD_LIST, KubeObject
+from elasticjob.cli.objects.jobs import has_finished, holds, job_status, wanted_replicas
+from elasticjob.cli.objects.pods import has_log, in_order, main_container, pod_name, pod_number, pods_selector
+from elasticjob.cli.objects.waiting import describe_job
 from elasticjob.cli.shipping.archive import CodeArchive, pack_folder
 from elasticjob.cli.shipping.errors import SubmitError
 from elasticjob.cli.shipping.job_request import JobRequest, code_object, job_manifest, job_name
-from elasticjob.cli.verbs.creation import create_objects
-from elasticjob.cli.verbs.jobs import has_finished, holds, job_status, wanted_replicas
-from elasticjob.cli.verbs.logs import follow_lines
-from elasticjob.cli.verbs.pods import has_log, in_order, main_container, pod_name, pod_number, pods_selector
-from elasticjob.cli.verbs.submit import random_suffix
-from elasticjob.cli.verbs.waiting import describe_job
+from elasticjob.cli.verbs.logs.logs import follow_lines
+from elasticjob.cli.verbs.submit.creation import create_objects
+from elasticjob.cli.verbs.submit.submit import random_suffix
 from elasticjob.cli.views.output import VerbOutput
 
 __all__ = ["ElasticJobScheduler", "create_scheduler"]

@@ -20,7 +20,7 @@ def run_cluster_command(options: argparse.Namespace) -> int:
     output = VerbOutput(getattr(options, "output", None))
     try:
         if options.command == "submit" and options.dry_run:
-            from elasticjob.cli.verbs.submit import print_manifests
+            from elasticjob.cli.verbs.submit.submit import print_manifests
 
             return print_manifests(output, options)
         cluster = connect_to_cluster(options.kubeconfig, options.context, options.namespace)
@@ -52,16 +52,16 @@ def _run_verb(cluster: Cluster, output: VerbOutput, options: argparse.Namespace)
 
             return show_events(cluster, output, options.job, now, warnings=options.warnings, watch=options.watch)
         case "submit":
-            from elasticjob.cli.verbs.submit import submit_script
+            from elasticjob.cli.verbs.submit.submit import submit_script
 
             return submit_script(cluster, output, options)
         case "why":
-            from elasticjob.cli.verbs.why import show_causes
+            from elasticjob.cli.verbs.why.why import show_causes
 
             return show_causes(cluster, output, options.job, now)
         case "logs":
-            from elasticjob.cli.verbs.log_lines import LogChoice
-            from elasticjob.cli.verbs.logs import PodChoice, show_logs
+            from elasticjob.cli.verbs.logs.log_lines import LogChoice
+            from elasticjob.cli.verbs.logs.logs import PodChoice, show_logs
 
             lines = LogChoice(options.rank, options.round, options.timestamps)
             role = Role.STORE if options.store else Role.WORKER
@@ -72,7 +72,7 @@ def _run_verb(cluster: Cluster, output: VerbOutput, options: argparse.Namespace)
 
             return show_usage(cluster, output, options.job)
         case "stacks":
-            from elasticjob.cli.verbs.stacks import show_stacks
+            from elasticjob.cli.verbs.stacks.stacks import show_stacks
 
             return show_stacks(cluster, output, options.job, options.pod, all_threads=options.all_threads)
         case "ui":

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from elasticjob.cli.verbs import drain, waiting
+from elasticjob.cli.objects import waiting
+from elasticjob.cli.verbs import drain
 from support.cli.fake_api import JOBS, PODS, FakeApi
 from support.cli.objects import a_job, a_pod, condition_of
 

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from elasticjob import client
+from elasticjob.cli.objects import waiting
 from elasticjob.cli.shipping.functions import function_call
-from elasticjob.cli.verbs import follow, waiting
+from elasticjob.cli.verbs.submit import follow
 from support.cli.fake_api import JOBS, NAMESPACE, PODS, FakeApi
 from support.cli.objects import a_job, a_pod, condition_of, stamp
 

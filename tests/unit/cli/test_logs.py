@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from elasticjob.cli.verbs import log_streams, logs
-from elasticjob.cli.verbs.log_lines import LogChoice, PodLines
-from elasticjob.cli.verbs.logs import PodChoice, chosen_pods
+from elasticjob.cli.verbs.logs import log_streams, logs
+from elasticjob.cli.verbs.logs.log_lines import LogChoice, PodLines
+from elasticjob.cli.verbs.logs.logs import PodChoice, chosen_pods
 from elasticjob.cli.views.style import Painter
 from support.cli.fake_api import JOBS, PODS, FakeApi
 from support.cli.objects import a_job, a_pod, condition_of

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob.cli.verbs import dump_in_pod
+from elasticjob.cli.verbs.stacks import dump_in_pod
 from elasticjob.cli.verbs.top import quantity_value
 from support.cli.fake_api import JOBS, PODS, FakeApi
 from support.cli.objects import a_job, a_pod

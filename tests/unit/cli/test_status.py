@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elasticjob.cli.verbs.pods import line_rank, pod_state, ranks_in_log
+from elasticjob.cli.objects.pods import line_rank, pod_state, ranks_in_log
 from support.cli.fake_api import EVENTS, JOBS, PODS, FakeApi
 from support.cli.objects import a_job, a_pod, an_event, condition_of, stamp
 

@@ -9,7 +9,7 @@ import yaml
 
 from elasticjob._runtime.contract.shipped_code import CODE_SHA256
 from elasticjob.cli.shipping.archive import pack_folder
-from elasticjob.cli.verbs import follow, submit
+from elasticjob.cli.verbs.submit import follow, submit
 from support.cli.fake_api import JOBS, NAMESPACE, PODS, FakeApi
 from support.cli.objects import a_job, a_pod, condition_of, stamp
 

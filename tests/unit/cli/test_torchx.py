@@ -19,7 +19,7 @@ from torchx.specs import AppDef, AppState, BindMount, Resource, VolumeMount, Wor
 
 from elasticjob._runtime.contract.shipped_code import MAX_PACKED
 from elasticjob.cli.shipping.errors import SubmitError
-from elasticjob.cli.verbs import logs
+from elasticjob.cli.verbs.logs import logs
 from elasticjob.torchx_scheduler import ElasticJobScheduler
 from support.cli.fake_api import JOBS, NAMESPACE, PODS, FakeApi
 from support.cli.objects import a_job, a_pod, condition_of, stamp

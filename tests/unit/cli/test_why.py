@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from elasticjob.cli.verbs.causes import likely_causes
-from elasticjob.cli.verbs.circumstances import Circumstances
+from elasticjob.cli.verbs.why.causes import likely_causes
+from elasticjob.cli.verbs.why.circumstances import Circumstances
 from support.cli.fake_api import JOBS, PODS, FakeApi
 from support.cli.objects import a_job, a_pod, an_event, condition_of, stamp
 

@@ -22,17 +22,17 @@ from elasticjob.cli.cluster.resources import (
     KubeObject,
     KubeObjects,
 )
+from elasticjob.cli.objects.jobs import has_finished, holds, job_status
+from elasticjob.cli.objects.pods import in_order, is_active, pod_name, pods_selector
 from elasticjob.cli.ui.progress_samples import ProgressSamples
 from elasticjob.cli.ui.recent import BusyError, RecentValues
 from elasticjob.cli.ui.timeline import Rounds, formed_rounds, job_timeline
-from elasticjob.cli.verbs.causes import likely_causes
-from elasticjob.cli.verbs.circumstances import Circumstances
 from elasticjob.cli.verbs.events import event_views
-from elasticjob.cli.verbs.jobs import has_finished, holds, job_status
-from elasticjob.cli.verbs.pods import in_order, is_active, pod_name, pods_selector
-from elasticjob.cli.verbs.stacks import ask_workers, stack_groups
+from elasticjob.cli.verbs.stacks.stacks import ask_workers, stack_groups
 from elasticjob.cli.verbs.status import Ranks, job_overview, job_summary, ranks_by_pod
 from elasticjob.cli.verbs.top import usage_view
+from elasticjob.cli.verbs.why.causes import likely_causes
+from elasticjob.cli.verbs.why.circumstances import Circumstances
 from elasticjob.cli.views.output import without_empty
 
 __all__ = ["BusyError", "JobFeed"]

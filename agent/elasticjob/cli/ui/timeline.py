@@ -13,7 +13,7 @@ from itertools import zip_longest
 from typing import Any
 
 from elasticjob.cli.cluster.resources import KubeObject
-from elasticjob.cli.verbs.jobs import has_finished, holds, job_condition, job_status
+from elasticjob.cli.objects.jobs import has_finished, holds, job_condition, job_status
 from elasticjob.cli.views.output import without_empty
 from elasticjob.cli.views.times import parse_time
 

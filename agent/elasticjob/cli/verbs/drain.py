@@ -8,8 +8,8 @@ from elasticjob._runtime.contract.names import Label, Role
 from elasticjob.cli.cluster.connection import Cluster
 from elasticjob.cli.cluster.errors import ClusterError, RefusedError
 from elasticjob.cli.cluster.resources import POD_LIST
-from elasticjob.cli.verbs.jobs import holds
-from elasticjob.cli.verbs.waiting import NotAsWantedError, wait_for_job
+from elasticjob.cli.objects.jobs import holds
+from elasticjob.cli.objects.waiting import NotAsWantedError, wait_for_job
 from elasticjob.cli.views.output import VerbOutput
 
 POLL_SECONDS = 0.5

@@ -6,8 +6,8 @@ from elasticjob._runtime.contract.text import with_noun
 from elasticjob.cli.cluster.connection import Cluster
 from elasticjob.cli.cluster.errors import ClusterError, RefusedError
 from elasticjob.cli.cluster.resources import ELASTICJOBS, KubeObject
-from elasticjob.cli.verbs.jobs import has_finished, holds, job_status, size_bounds, wanted_replicas
-from elasticjob.cli.verbs.waiting import wait_for_job
+from elasticjob.cli.objects.jobs import has_finished, holds, job_status, size_bounds, wanted_replicas
+from elasticjob.cli.objects.waiting import wait_for_job
 from elasticjob.cli.views.output import VerbOutput
 
 

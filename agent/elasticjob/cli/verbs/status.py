@@ -11,9 +11,8 @@ from elasticjob._runtime.contract.shipped_code import CODE_SHA256
 from elasticjob.cli.cluster.connection import Cluster
 from elasticjob.cli.cluster.errors import ClusterError
 from elasticjob.cli.cluster.resources import ELASTICJOBS, EVENT_LIST, POD_LIST, KubeObject
-from elasticjob.cli.verbs.events import event_views
-from elasticjob.cli.verbs.jobs import has_finished, job_status, size_bounds, wanted_replicas
-from elasticjob.cli.verbs.pods import (
+from elasticjob.cli.objects.jobs import has_finished, job_status, size_bounds, wanted_replicas
+from elasticjob.cli.objects.pods import (
     has_log,
     in_order,
     is_active,
@@ -26,6 +25,7 @@ from elasticjob.cli.verbs.pods import (
     pods_selector,
     ranks_in_log,
 )
+from elasticjob.cli.verbs.events import event_views
 from elasticjob.cli.views.job_table import job_table
 from elasticjob.cli.views.job_text import job_lines
 from elasticjob.cli.views.output import VerbOutput, without_empty

@@ -5,8 +5,8 @@ from __future__ import annotations
 from elasticjob.cli.cluster.connection import Cluster
 from elasticjob.cli.cluster.errors import ClusterError
 from elasticjob.cli.cluster.resources import ELASTICJOBS, KubeObject
-from elasticjob.cli.verbs.jobs import has_finished, holds, job_status
-from elasticjob.cli.verbs.waiting import wait_for_job
+from elasticjob.cli.objects.jobs import has_finished, holds, job_status
+from elasticjob.cli.objects.waiting import wait_for_job
 from elasticjob.cli.views.output import VerbOutput
 
 

@@ -9,8 +9,8 @@ from typing import Any
 from elasticjob.cli.cluster.connection import Cluster
 from elasticjob.cli.cluster.errors import ClusterError, RefusedError
 from elasticjob.cli.cluster.resources import ELASTICJOBS, POD_LIST, POD_METRICS, KubeObject
-from elasticjob.cli.verbs.jobs import job_status
-from elasticjob.cli.verbs.pods import in_order, is_active, is_store, main_container, pod_name, pods_selector
+from elasticjob.cli.objects.jobs import job_status
+from elasticjob.cli.objects.pods import in_order, is_active, is_store, main_container, pod_name, pods_selector
 from elasticjob.cli.verbs.status import Ranks, ranks_by_pod
 from elasticjob.cli.views.output import VerbOutput, without_empty
 from elasticjob.cli.views.style import Painter

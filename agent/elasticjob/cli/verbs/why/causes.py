@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from elasticjob._runtime.contract.names import Label
-from elasticjob.cli.verbs.circumstances import Circumstances, Finding, finding
+from elasticjob.cli.objects.jobs import holds, job_condition, job_status, wanted_replicas
 from elasticjob.cli.verbs.explain import advice, explanations
-from elasticjob.cli.verbs.jobs import holds, job_condition, job_status, wanted_replicas
-from elasticjob.cli.verbs.pod_problems import pod_problems
+from elasticjob.cli.verbs.why.circumstances import Circumstances, Finding, finding
+from elasticjob.cli.verbs.why.pod_problems import pod_problems
 from elasticjob.cli.views.times import parse_time, short_duration
 
 UNSEEN_SECONDS = 10.0

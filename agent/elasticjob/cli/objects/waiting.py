@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from elasticjob.cli.cluster.connection import Cluster
 from elasticjob.cli.cluster.errors import GONE, ClusterError, NotReachableError, RefusedError
 from elasticjob.cli.cluster.resources import ELASTICJOBS, KubeObject
-from elasticjob.cli.verbs.jobs import has_finished, holds, job_condition, job_status
+from elasticjob.cli.objects.jobs import has_finished, holds, job_condition, job_status
 from elasticjob.cli.views.output import VerbOutput
 
 RETRY_AFTER_SECONDS = 1.0

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from elasticjob.cli.cluster.connection import Cluster
 from elasticjob.cli.cluster.errors import GONE, ClusterError, RefusedError
 from elasticjob.cli.cluster.resources import POD_LIST, KubeObject
-from elasticjob.cli.verbs.pods import has_log, main_container, main_status, pod_name
+from elasticjob.cli.objects.pods import has_log, main_container, main_status, pod_name
 
 RETRY_SECONDS = 1.0
 ATTEMPTS = 5

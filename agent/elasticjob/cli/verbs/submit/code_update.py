@@ -17,11 +17,11 @@ from elasticjob._runtime.contract.shipped_code import ARCHIVE, CODE_SHA256, code
 from elasticjob.cli.cluster.connection import Cluster
 from elasticjob.cli.cluster.errors import ClusterError, RefusedError
 from elasticjob.cli.cluster.resources import CONFIG_MAPS, ELASTICJOBS, POD_LIST, KubeObject
+from elasticjob.cli.objects.jobs import has_finished, holds, job_status
+from elasticjob.cli.objects.pods import is_active, pod_name, pods_selector
+from elasticjob.cli.objects.waiting import wait_for_job
 from elasticjob.cli.shipping.archive import CodeArchive
 from elasticjob.cli.shipping.errors import SubmitError
-from elasticjob.cli.verbs.jobs import has_finished, holds, job_status
-from elasticjob.cli.verbs.pods import is_active, pod_name, pods_selector
-from elasticjob.cli.verbs.waiting import wait_for_job
 from elasticjob.cli.views.output import VerbOutput
 
 _AT_ONCE = 32

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from elasticjob.cli.cluster.resources import KubeObject
-from elasticjob.cli.verbs.jobs import job_condition
-from elasticjob.cli.verbs.pods import is_store
+from elasticjob.cli.objects.jobs import job_condition
+from elasticjob.cli.objects.pods import is_store
 
 Finding: TypeAlias = dict[str, str]
 """`what` is the cause in plain words, `evidence` what Kubernetes says, `next` the command or change that helps."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from elasticjob.cli.verbs.pods import formed_round, line_rank
+from elasticjob.cli.objects.pods import formed_round, line_rank
 from elasticjob.cli.views.style import Painter
 
 _AGENT = "[agent] "

@@ -14,9 +14,9 @@ from elasticjob.cli.cluster.resources import ELASTICJOBS
 from elasticjob.cli.shipping.archive import CodeArchive, pack_folder
 from elasticjob.cli.shipping.errors import SubmitError
 from elasticjob.cli.shipping.job_request import JobRequest, code_object, job_name, parse_env
-from elasticjob.cli.verbs.code_update import update_code
-from elasticjob.cli.verbs.creation import checked_manifest, create_job
-from elasticjob.cli.verbs.follow import follow_job
+from elasticjob.cli.verbs.submit.code_update import update_code
+from elasticjob.cli.verbs.submit.creation import checked_manifest, create_job
+from elasticjob.cli.verbs.submit.follow import follow_job
 from elasticjob.cli.views.output import VerbOutput
 
 INTERRUPTED_BY_USER = 130

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from elasticjob._runtime.contract.text import with_noun
 from elasticjob.cli.cluster.resources import KubeObject
-from elasticjob.cli.verbs.circumstances import Circumstances, Finding, finding
+from elasticjob.cli.objects.pods import is_active, main_container, pod_condition, pod_name, pod_state
 from elasticjob.cli.verbs.events import last_seen
-from elasticjob.cli.verbs.pods import is_active, main_container, pod_condition, pod_name, pod_state
+from elasticjob.cli.verbs.why.circumstances import Circumstances, Finding, finding
 from elasticjob.cli.views.times import parse_time, short_duration
 
 _IMAGE_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")

@@ -17,7 +17,7 @@ from elasticjob._runtime.contract.text import printable, with_noun
 from elasticjob.cli.cluster.connection import Cluster
 from elasticjob.cli.cluster.errors import ClusterError
 from elasticjob.cli.cluster.resources import ELASTICJOBS, POD_LIST, KubeObject
-from elasticjob.cli.verbs.pods import has_log, in_order, is_active, main_container, pod_name, pods_selector
+from elasticjob.cli.objects.pods import has_log, in_order, is_active, main_container, pod_name, pods_selector
 from elasticjob.cli.verbs.status import Ranks, ranks_by_pod
 from elasticjob.cli.views.output import VerbOutput, without_empty
 from elasticjob.cli.views.style import Painter
@@ -69,7 +69,7 @@ def ask_workers(cluster: Cluster, name: str, pods: Sequence[str]) -> tuple[list[
 
 def _ask(cluster: Cluster, pod: KubeObject) -> str | Exception:
     """Return what the script in the pod writes, or why it could not be run."""
-    script = resources.files("elasticjob.cli.verbs").joinpath("dump_in_pod.py").read_text(encoding="utf-8")
+    script = resources.files("elasticjob.cli.verbs.stacks").joinpath("dump_in_pod.py").read_text(encoding="utf-8")
     container = main_container(pod)
     command = next((c.get("command") for c in pod["spec"]["containers"] if c["name"] == container), None) or [""]
     # The agent runs by this Python, so that the image has it.

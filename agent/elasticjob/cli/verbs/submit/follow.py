@@ -11,11 +11,11 @@ from elasticjob._runtime.contract.names import Env, Role
 from elasticjob.cli.cluster.connection import Cluster
 from elasticjob.cli.cluster.errors import ClusterError, RefusedError
 from elasticjob.cli.cluster.resources import ELASTICJOBS, KubeObject
-from elasticjob.cli.verbs.jobs import has_finished, holds, job_condition, job_status
-from elasticjob.cli.verbs.log_lines import LogChoice, PodLines
-from elasticjob.cli.verbs.log_streams import LogItem, LogStreams
-from elasticjob.cli.verbs.pods import container_env, pods_selector
-from elasticjob.cli.verbs.waiting import describe_job
+from elasticjob.cli.objects.jobs import has_finished, holds, job_condition, job_status
+from elasticjob.cli.objects.pods import container_env, pods_selector
+from elasticjob.cli.objects.waiting import describe_job
+from elasticjob.cli.verbs.logs.log_lines import LogChoice, PodLines
+from elasticjob.cli.verbs.logs.log_streams import LogItem, LogStreams
 from elasticjob.cli.views.job_text import progress_text
 from elasticjob.cli.views.output import VerbOutput
 

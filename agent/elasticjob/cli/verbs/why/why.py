@@ -16,10 +16,10 @@ from elasticjob.cli.cluster.resources import (
     ApiResource,
     KubeObject,
 )
-from elasticjob.cli.verbs.causes import likely_causes
-from elasticjob.cli.verbs.circumstances import Circumstances, Finding
-from elasticjob.cli.verbs.jobs import job_status
-from elasticjob.cli.verbs.pods import pods_selector
+from elasticjob.cli.objects.jobs import job_status
+from elasticjob.cli.objects.pods import pods_selector
+from elasticjob.cli.verbs.why.causes import likely_causes
+from elasticjob.cli.verbs.why.circumstances import Circumstances, Finding
 from elasticjob.cli.views.output import VerbOutput, without_empty
 from elasticjob.cli.views.style import Painter
 

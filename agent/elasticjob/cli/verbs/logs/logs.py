@@ -10,10 +10,8 @@ from elasticjob._runtime.contract.names import Env, Label, Role
 from elasticjob.cli.cluster.connection import Cluster
 from elasticjob.cli.cluster.errors import ClusterError, RefusedError
 from elasticjob.cli.cluster.resources import ELASTICJOBS, POD_LIST, KubeObject
-from elasticjob.cli.verbs.jobs import has_finished, job_status
-from elasticjob.cli.verbs.log_lines import LogChoice, PodLines
-from elasticjob.cli.verbs.log_streams import LogItem, LogStreams, sentence
-from elasticjob.cli.verbs.pods import (
+from elasticjob.cli.objects.jobs import has_finished, job_status
+from elasticjob.cli.objects.pods import (
     container_env,
     has_log,
     in_order,
@@ -22,6 +20,8 @@ from elasticjob.cli.verbs.pods import (
     pod_number,
     pods_selector,
 )
+from elasticjob.cli.verbs.logs.log_lines import LogChoice, PodLines
+from elasticjob.cli.verbs.logs.log_streams import LogItem, LogStreams, sentence
 from elasticjob.cli.views.output import VerbOutput
 
 IDLE_SECONDS = 2.0

@@ -1,0 +1,1 @@
+"""What all verbs know of a job and its pods, and how they wait for a job."""

@@ -1,0 +1,1 @@
+"""`elasticjob stacks`: `stacks` asks the worker pods, `dump_in_pod` runs in them."""

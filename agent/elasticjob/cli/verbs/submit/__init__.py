@@ -1,0 +1,1 @@
+"""`elasticjob submit`: `submit` reads the flags, `creation` and `code_update` write, `follow` shows the job."""
