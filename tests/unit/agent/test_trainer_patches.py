@@ -163,7 +163,7 @@ def extended() -> Any:
 
 def test_a_training_from_the_scripts_own_checkpoint_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
     framework = Framework()
-    monkeypatch.setattr(trainers, "_framework", lambda name: framework)
+    monkeypatch.setattr(trainers, "framework", lambda name: framework)
     trainer = extended()
     assert framework.trainers == [trainer]
     assert trainer.train("of the script") == ("of the script", None)
@@ -176,7 +176,7 @@ def test_a_trainer_stays_as_it_is(wanted: bool, monkeypatch: pytest.MonkeyPatch)
     if not wanted:
         monkeypatch.setenv(trainers.TRAINER_INTEGRATION, "None")
     framework = None if wanted else Framework()
-    monkeypatch.setattr(trainers, "_framework", lambda name: framework)
+    monkeypatch.setattr(trainers, "framework", lambda name: framework)
     assert extended().train("x") == ("x", None)
     assert extended().train() == (None, None)
     assert framework is None or not framework.trainers

@@ -20,6 +20,9 @@ TRAINER_INTEGRATION = "ELASTICJOB_TRAINER_INTEGRATION"
 _ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 5))  # noqa: PTH100, PTH118, PTH120
 """The folder of the agent's code."""
 
+made = False
+"""Whether this process has made a Trainer of transformers, which sends its progress itself."""
+
 
 def extend_trainer(module: ModuleType) -> None:
     """Let each Trainer of transformers have `plain_trainer`'s callback, and begin where this job has stopped."""
@@ -30,13 +33,15 @@ def extend_trainer(module: ModuleType) -> None:
 
     @functools.wraps(init)
     def extended_init(self: Any, *args: Any, **named: Any) -> None:
+        global made
+        made = True
         init(self, *args, **named)
-        if (found := _framework("plain_trainer")) is not None:
+        if (found := framework("plain_trainer")) is not None:
             found.add_callback(self)
 
     @functools.wraps(train)
     def extended_train(self: Any, resume_from_checkpoint: Any = None, *args: Any, **named: Any) -> Any:
-        if (found := _framework("plain_trainer")) is not None:
+        if (found := framework("plain_trainer")) is not None:
             found.count_training()
             resume_from_checkpoint = resume_from_checkpoint or found.checkpoint_of_job(self) or resume_from_checkpoint
         return train(self, resume_from_checkpoint, *args, **named)
@@ -45,7 +50,7 @@ def extend_trainer(module: ModuleType) -> None:
 
 
 @functools.cache
-def _framework(name: str) -> Any:
+def framework(name: str) -> Any:
     """Return a module of elasticjob.frameworks; None if the program has another elasticjob, or lacks what it needs."""
     try:
         package = importlib.import_module("elasticjob")
