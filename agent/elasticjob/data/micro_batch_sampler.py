@@ -7,8 +7,7 @@ from typing import Any
 
 from torch.utils.data import Sampler
 
-from elasticjob.data.loader_options import require, require_order
-from elasticjob.data.loader_start import begin_iteration
+from elasticjob.data.loaders import begin_iteration, require, require_order
 from elasticjob.data.sampler import ElasticSampler, EpochOrder
 from elasticjob.data.step_plan import micro_batch_count, plan_step, rank_positions, step_sizes
 from elasticjob.data.training_step import TrainingStep

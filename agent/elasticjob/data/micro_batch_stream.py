@@ -9,8 +9,7 @@ from typing import Any
 from torch.utils.data import IterableDataset, default_collate, default_convert
 
 from elasticjob.data.iterable import ElasticIterable, data_loader_worker
-from elasticjob.data.loader_options import require, require_order
-from elasticjob.data.loader_start import begin_iteration
+from elasticjob.data.loaders import begin_iteration, require, require_order
 from elasticjob.data.step_plan import plan_step
 from elasticjob.data.training_step import TrainingStep
 

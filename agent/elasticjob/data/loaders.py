@@ -1,4 +1,4 @@
-"""The start of a data loader's iteration, without a draw from the rank's random generator. Imports torch."""
+"""Data loaders of torch: which options micro-batches allow, and the start of an iteration. Imports torch."""
 
 from __future__ import annotations
 
@@ -9,6 +9,17 @@ from typing import Any
 import torch
 
 from elasticjob.data.epoch_position import EpochPosition
+
+
+def require(condition: bool, advice: str) -> None:
+    """ValueError with what to do, unless the condition holds."""
+    if not condition:
+        raise ValueError(f"this data loader cannot be used with elasticjob.microbatches: {advice}")
+
+
+def require_order(loader: Any) -> None:
+    """ValueError for a loader that returns batches in the order in which its workers finish them."""
+    require(getattr(loader, "in_order", True), "create it with in_order=True, because each batch has its own weight")
 
 
 def begin_iteration(loader: Any, position: EpochPosition) -> Iterator[Any]:
