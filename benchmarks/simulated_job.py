@@ -31,7 +31,7 @@ from elasticjob._runtime.rendezvous.state import initial_state
 from elasticjob._runtime.store.server import StoreServer
 from elasticjob._runtime.store_pod.config import StoreConfig
 from elasticjob._runtime.store_pod.coordinator import Coordinator
-from elasticjob._runtime.system.keep_alive import KeepAlive
+from elasticjob._runtime.system.sockets.keep_alive import KeepAlive
 
 ROUND_STORE_PORT = 20000
 """What a node reports. No program listens there."""

@@ -20,7 +20,7 @@ LISTENERS = """
 import asyncio, socket, sys
 from elasticjob._runtime.agent.reporting.health_endpoint import HEALTH_PORT_VARIABLE, serve_health
 from elasticjob.inprocess._stores import store_server
-from elasticjob._runtime.system.listening_socket import listen_on_all_addresses
+from elasticjob._runtime.system.sockets.listening_socket import listen_on_all_addresses
 from elasticjob._runtime.store.server import StoreServer
 from elasticjob_operator.serving import metrics_page, probes
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elasticjob._runtime.system.ip_addresses import endpoint_text, is_loopback, plain_address, split_endpoint
+from elasticjob._runtime.system.sockets.ip_addresses import endpoint_text, is_loopback, plain_address, split_endpoint
 
 
 @pytest.mark.parametrize(

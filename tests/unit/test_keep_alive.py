@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from elasticjob._runtime.system.keep_alive import KeepAlive, seconds_since_answer
+from elasticjob._runtime.system.sockets.keep_alive import KeepAlive, seconds_since_answer
 
 
 @pytest.mark.parametrize(

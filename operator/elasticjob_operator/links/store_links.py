@@ -17,7 +17,7 @@ from typing import Protocol, TypeAlias
 
 from elasticjob._runtime.contract.messages import Message, OperatorView, Report
 from elasticjob._runtime.control_link.link import LinkError, LinkRefused, LinkRole, ReceiveBudget, Welcome, connect
-from elasticjob._runtime.system.keep_alive import KeepAlive
+from elasticjob._runtime.system.sockets.keep_alive import KeepAlive
 from elasticjob_operator.links.report_frames import FrameDecoder, ReportSource
 from elasticjob_operator.links.view_generation import RAISE_AFTER, ViewGeneration
 from elasticjob_operator.model.observed import JobKey, LinkView

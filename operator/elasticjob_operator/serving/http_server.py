@@ -18,7 +18,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from elasticjob._runtime.system.listening_socket import listen_on_all_addresses
+from elasticjob._runtime.system.sockets.listening_socket import listen_on_all_addresses
 from elasticjob_operator.loop_thread import LoopThread
 
 log = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from elasticjob._runtime.contract.messages import (
 from elasticjob._runtime.contract.names import Env, RoundId
 from elasticjob._runtime.control_link.link import ControlLink, LinkRole, connect
 from elasticjob._runtime.system.code_root import CODE_ROOT
-from elasticjob._runtime.system.ip_addresses import endpoint_text
+from elasticjob._runtime.system.sockets.ip_addresses import endpoint_text
 from support.local.run import PROGRAM
 
 NODE_KEY, OPERATOR_KEY = b"n" * 32, b"o" * 32

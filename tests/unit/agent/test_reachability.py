@@ -19,7 +19,7 @@ from elasticjob._runtime.contract.names import RoundId
 from elasticjob._runtime.control_link.link import ControlLink
 from elasticjob._runtime.rendezvous.state import TAKEOVER_TIMEOUT
 from elasticjob._runtime.store.server import StoreServer
-from elasticjob._runtime.system.keep_alive import KeepAlive
+from elasticjob._runtime.system.sockets.keep_alive import KeepAlive
 from support.common.store_client import StoreClient
 
 KEY = b"k" * 32

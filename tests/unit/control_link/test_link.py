@@ -33,7 +33,7 @@ from elasticjob._runtime.control_link.time_limit import open_within
 from elasticjob._runtime.store import wire
 from elasticjob._runtime.store.server import StoreServer
 from elasticjob._runtime.store.wire import Op
-from elasticjob._runtime.system.keep_alive import KeepAlive
+from elasticjob._runtime.system.sockets.keep_alive import KeepAlive
 
 NODE, OPERATOR = b"n" * 32, b"o" * 32
 WELCOME = Welcome("run-1", 2, 3)

@@ -27,7 +27,7 @@ from elasticjob._runtime.contract.commands.worker_count import (
 from elasticjob._runtime.contract.messages import Announce
 from elasticjob._runtime.contract.names import DEFAULT_PORT, Backend, Env
 from elasticjob._runtime.system.code_root import CODE_ROOT
-from elasticjob._runtime.system.ip_addresses import endpoint_text, split_endpoint
+from elasticjob._runtime.system.sockets.ip_addresses import endpoint_text, split_endpoint
 
 T = TypeVar("T")
 

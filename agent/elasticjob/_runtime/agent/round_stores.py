@@ -14,8 +14,8 @@ from elasticjob._runtime.store.open_files import (
     unauthenticated_limit,
 )
 from elasticjob._runtime.store.server import StoreServer
-from elasticjob._runtime.system.ip_addresses import is_loopback
-from elasticjob._runtime.system.listening_socket import ALL_ADDRESSES
+from elasticjob._runtime.system.sockets.ip_addresses import is_loopback
+from elasticjob._runtime.system.sockets.listening_socket import ALL_ADDRESSES
 
 log = logging.getLogger(__name__)
 

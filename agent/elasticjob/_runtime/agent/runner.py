@@ -63,8 +63,8 @@ from elasticjob._runtime.control_link.coordinator_client import CoordinatorClien
 from elasticjob._runtime.control_link.link import ControlLink, LinkRole, connect
 from elasticjob._runtime.store.open_files import raise_open_file_limit
 from elasticjob._runtime.system.code_root import CODE_ROOT
-from elasticjob._runtime.system.keep_alive import KeepAlive
 from elasticjob._runtime.system.loop_errors import background_task, call_on_error, call_on_thread_error
+from elasticjob._runtime.system.sockets.keep_alive import KeepAlive
 
 log = logging.getLogger(__name__)
 

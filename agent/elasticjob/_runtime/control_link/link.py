@@ -57,8 +57,8 @@ from elasticjob._runtime.control_link.frames import (
 from elasticjob._runtime.control_link.time_limit import open_within
 from elasticjob._runtime.store import wire
 from elasticjob._runtime.store.connections import Peer
-from elasticjob._runtime.system.ip_addresses import endpoint_text
-from elasticjob._runtime.system.keep_alive import KeepAlive, seconds_since_answer
+from elasticjob._runtime.system.sockets.ip_addresses import endpoint_text
+from elasticjob._runtime.system.sockets.keep_alive import KeepAlive, seconds_since_answer
 
 __all__ = ["ControlLink", "LinkError", "LinkGate", "LinkRefused", "LinkRole", "ReceiveBudget", "Welcome", "connect"]
 

@@ -10,8 +10,8 @@ from elasticjob._runtime.store.connections import Peer
 from elasticjob._runtime.store.executor import RequestExecutor
 from elasticjob._runtime.store.reader import RequestReader
 from elasticjob._runtime.store.wire import MAGIC, Op, Request, WireError
-from elasticjob._runtime.system.keep_alive import KeepAlive
 from elasticjob._runtime.system.loop_errors import background_task
+from elasticjob._runtime.system.sockets.keep_alive import KeepAlive
 
 if TYPE_CHECKING:
     from elasticjob._runtime.store.server import StoreServer

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from elasticjob._runtime.contract.names import StoreClients
 from elasticjob._runtime.store.wire import Limits, WireError
-from elasticjob._runtime.system.ip_addresses import endpoint_text, plain_address
+from elasticjob._runtime.system.sockets.ip_addresses import endpoint_text, plain_address
 
 log = logging.getLogger(__name__)
 

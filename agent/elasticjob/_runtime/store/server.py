@@ -28,7 +28,7 @@ from elasticjob._runtime.store.last_requests import LastRequests
 from elasticjob._runtime.store.reader import KnownRequests, RequestReader
 from elasticjob._runtime.store.storage import Storage
 from elasticjob._runtime.store.wire import Limits, Request, WireError
-from elasticjob._runtime.system.listening_socket import ALL_ADDRESSES, listen_on_all_addresses
+from elasticjob._runtime.system.sockets.listening_socket import ALL_ADDRESSES, listen_on_all_addresses
 
 _BACKLOG = 4096
 """Connections that wait until the server accepts them."""

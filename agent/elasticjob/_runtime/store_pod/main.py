@@ -30,8 +30,8 @@ from elasticjob._runtime.store_pod import event_loop
 from elasticjob._runtime.store_pod.config import StoreConfig
 from elasticjob._runtime.store_pod.coordinator import Coordinator
 from elasticjob._runtime.system.daemon_threads import with_daemon_threads
-from elasticjob._runtime.system.keep_alive import KeepAlive
 from elasticjob._runtime.system.loop_errors import call_on_error
+from elasticjob._runtime.system.sockets.keep_alive import KeepAlive
 
 log = logging.getLogger(__name__)
 

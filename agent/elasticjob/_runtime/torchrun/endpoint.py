@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from elasticjob._runtime.control_link.link import ControlLink, LinkRole, connect
-from elasticjob._runtime.system.ip_addresses import endpoint_text
-from elasticjob._runtime.system.keep_alive import KeepAlive
+from elasticjob._runtime.system.sockets.ip_addresses import endpoint_text
+from elasticjob._runtime.system.sockets.keep_alive import KeepAlive
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ from elasticjob._runtime.contract.messages import (
 from elasticjob._runtime.contract.names import Env
 from elasticjob._runtime.control_link.coordinator_client import NoCoordinatorError
 from elasticjob._runtime.control_link.link import ControlLink
-from elasticjob._runtime.system.keep_alive import KeepAlive
+from elasticjob._runtime.system.sockets.keep_alive import KeepAlive
 from elasticjob._runtime.torchrun import BACKEND
 from elasticjob._runtime.torchrun.coordinator_query import NoAnswerError, ask_coordinator
 from elasticjob._runtime.torchrun.endpoint import NodeDesc, StoreEndpoint

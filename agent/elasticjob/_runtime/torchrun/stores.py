@@ -20,8 +20,8 @@ from elasticjob._runtime.contract import codec
 from elasticjob._runtime.contract.messages import RoundSettings, StartRound
 from elasticjob._runtime.contract.names import DEFAULT_PORT, Env, StoreClients
 from elasticjob._runtime.system.code_root import program
-from elasticjob._runtime.system.ip_addresses import endpoint_text
-from elasticjob._runtime.system.listening_socket import listen_on_all_addresses
+from elasticjob._runtime.system.sockets.ip_addresses import endpoint_text
+from elasticjob._runtime.system.sockets.listening_socket import listen_on_all_addresses
 
 READ_TIMEOUT = 60
 """Seconds that a store operation may take; the default of `read_timeout`."""

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
-from elasticjob._runtime.system.ip_addresses import plain_address
+from elasticjob._runtime.system.sockets.ip_addresses import plain_address
 from elasticjob.inprocess._groups.own_sockets import Address
 
 log = logging.getLogger(__name__)

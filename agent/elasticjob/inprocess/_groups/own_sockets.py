@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-from elasticjob._runtime.system.ip_addresses import plain_address
+from elasticjob._runtime.system.sockets.ip_addresses import plain_address
 
 Address = tuple[str, int]
 """(IP address, port)."""

@@ -16,8 +16,8 @@ from typing import Any
 
 from elasticjob._runtime.store import wire
 from elasticjob._runtime.store.wire import Op
-from elasticjob._runtime.system.ip_addresses import endpoint_text
-from elasticjob._runtime.system.keep_alive import KeepAlive
+from elasticjob._runtime.system.sockets.ip_addresses import endpoint_text
+from elasticjob._runtime.system.sockets.keep_alive import KeepAlive
 from elasticjob.inprocess._stores.store_mixin import StoreMixin
 
 _PREFIX = "/"

@@ -18,8 +18,8 @@ from elasticjob._runtime.store.open_files import raise_open_file_limit
 from elasticjob._runtime.store.server import StoreServer
 from elasticjob._runtime.system.code_root import python_command
 from elasticjob._runtime.system.daemon_threads import run_without_joining
-from elasticjob._runtime.system.listening_socket import listen_on_all_addresses
 from elasticjob._runtime.system.loop_errors import call_on_error
+from elasticjob._runtime.system.sockets.listening_socket import listen_on_all_addresses
 
 _BACKLOG = 4096
 """Connections that wait until the server accepts them."""

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 
-from elasticjob._runtime.system.listening_socket import listen_on_all_addresses
+from elasticjob._runtime.system.sockets.listening_socket import listen_on_all_addresses
 
 log = logging.getLogger(__name__)
 

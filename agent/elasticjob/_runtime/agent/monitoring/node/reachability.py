@@ -18,8 +18,8 @@ from elasticjob._runtime.agent.state_machine.round.write_permission import permi
 from elasticjob._runtime.contract.messages import CutOffNotice, MemberLink, StartRound
 from elasticjob._runtime.contract.names import RoundId
 from elasticjob._runtime.control_link.link import ControlLink, LinkError, LinkGate, LinkRole, Welcome, connect
-from elasticjob._runtime.system.keep_alive import KeepAlive
 from elasticjob._runtime.system.loop_errors import background_task
+from elasticjob._runtime.system.sockets.keep_alive import KeepAlive
 
 BACKOFF = 1.0
 """Seconds between attempts to connect to the round's store."""

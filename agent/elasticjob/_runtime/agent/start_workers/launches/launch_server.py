@@ -27,7 +27,7 @@ from elasticjob._runtime.agent.start_workers.launches.launch import (
 )
 from elasticjob._runtime.agent.start_workers.shims.shim_callers import read_process
 from elasticjob._runtime.contract.commands.python_command import is_python, parse_python_command
-from elasticjob._runtime.system.local_listener import LocalListener, until_readable
+from elasticjob._runtime.system.sockets.local_listener import LocalListener, until_readable
 
 MAX_REQUEST = 8 << 20
 """Bytes. The kernel allows 6 MiB of arguments and environment."""

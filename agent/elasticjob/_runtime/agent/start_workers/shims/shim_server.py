@@ -46,8 +46,8 @@ from elasticjob._runtime.agent.start_workers.shims.shim_callers import (
     torchrun_interpreter,
 )
 from elasticjob._runtime.contract.names import Env
-from elasticjob._runtime.system.local_listener import LocalListener, until_readable
 from elasticjob._runtime.system.process_placement import read_placement
+from elasticjob._runtime.system.sockets.local_listener import LocalListener, until_readable
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,1 @@
+"""Sockets: addresses as text, listeners, keep-alive."""
