@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from itertools import takewhile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -63,15 +64,14 @@ def entries() -> list[dict[str, str]]:
 
 
 def rows(page: str, header: str) -> list[list[str]]:
-    """Return the cells of the table below a header. ValueError: the page has no such table."""
+    """Return the cells of all tables below such a header. ValueError: the page has no such table."""
     lines = (ROOT / page).read_text().splitlines()
     if header not in lines:
         raise ValueError(f"{page} has no table {header!r}")
     found = []
-    for line in lines[lines.index(header) + 2 :]:
-        if not line.startswith("|"):
-            break
-        found.append([cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]])
+    for start in [number for number, line in enumerate(lines) if line == header]:
+        for line in takewhile(lambda line: line.startswith("|"), lines[start + 2 :]):
+            found.append([cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]])
     return found
 
 

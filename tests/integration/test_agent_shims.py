@@ -289,7 +289,7 @@ while not os.path.exists({str(done)!r}):
     with LocalRun(job, tmp_path) as run:
         os.kill(int(run.wait_for(r"started 1 (\d+)")[1]), signal.SIGKILL)
         run.wait_for("WorkerFailed: rank 1 died")
-        run.wait_for("round 1.0.2 runs: 2 workers on 1 node")
+        run.wait_for("round 1.0.2 runs: 2 workers on 1 pod")
         done.touch()
         assert run.exit_code() == 0
     assert "not forked" not in run.text

@@ -292,7 +292,7 @@ def test_a_worker_killed_restarts_in_place_and_counts_once(tmp_path: Path) -> No
     with LocalRun(job, tmp_path) as run:
         os.kill(int(run.wait_for(r"started 2 (\d+)")[1]), signal.SIGKILL)
         run.wait_for("WorkerFailed: rank 2 died: SIGKILL .Killed.*counts as a restart")
-        run.wait_for("round 1.0.2 runs: 4 workers on 2 nodes")
+        run.wait_for("round 1.0.2 runs: 4 workers on 2 pods")
         done.touch()
         assert run.exit_code() == 0
     assert "toy succeeded; 1 restart" in run.text
@@ -436,7 +436,7 @@ def test_a_drained_node_leaves_and_is_replaced_without_counting_a_restart(tmp_pa
         os.kill(next(int(m[2]) for m in started if m[1] == "2"), signal.SIGTERM)
         run.wait_for("leaving: SIGTERM")
         run.wait_for(r"toy-2-0: done: Left")
-        run.wait_for(r"round 1.0.\d runs: 3 workers on 3 nodes")
+        run.wait_for(r"round 1.0.\d runs: 3 workers on 3 pods")
         done.touch()
         assert run.exit_code() == 0
     assert "exit 143, left" in run.text
@@ -454,7 +454,7 @@ def test_a_spare_takes_the_place_of_a_lost_node_in_one_round(tmp_path: Path) -> 
         while not re.search(rf"toy-{spare}-0: workers start by exec", run.text):
             run.wait_for("")
         os.kill(next(int(m[2]) for m in started if m[1] == "1"), signal.SIGKILL)
-        run.wait_for("round 1.0.2 runs: 3 workers on 3 nodes")
+        run.wait_for("round 1.0.2 runs: 3 workers on 3 pods")
         run.wait_for(r"toy-\d-1: waiting: the round is full without this pod")
         done.touch()
         assert run.exit_code() == 0
@@ -524,7 +524,7 @@ def test_the_lines_about_a_start_say_what_happens(tmp_path: Path) -> None:
         "[job] round 1.0.1: 1 pod imports the modules of spec.preload",
         "[job] round 1.0.1: 1 pod imports the modules of spec.preload, for N s so far",
         "[job] round 1.0.1: the workers of 1 pod start",
-        "[job] round 1.0.1 runs: 1 worker on 1 node",
+        "[job] round 1.0.1 runs: 1 worker on 1 pod",
         "[job] round 1.0.1 trains: step 7 is the first one that was reported",
     ]
 

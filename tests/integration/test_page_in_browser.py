@@ -90,7 +90,7 @@ def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeApi]:
         ]}  # fmt: skip
         served.lists[PODS] = [a_pod(0), a_pod(1, incarnation=1), pending]
         served.lists[EVENTS] = [
-            an_event("WorldFormed", "round 2: training on 2 nodes with 4 workers", ago=1200),
+            an_event("WorldFormed", "round 2: training on 2 pods with 4 workers", ago=1200),
             an_event("WorkerFailed", HOSTILE, type_="Warning", ago=200),
             an_event("ScalingUp", HOSTILE, ago=900),
         ]

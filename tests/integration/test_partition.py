@@ -51,7 +51,7 @@ def wait_until(pid: int, states: str) -> None:
 
 def finish(run: LocalRun, folder: Path) -> None:
     """Wait until all nodes train again, and end the job."""
-    run.wait_for(rf"runs: {SIZE} workers on {SIZE} nodes")
+    run.wait_for(rf"runs: {SIZE} workers on {SIZE} pods")
     workers(run, SIZE, SIZE)
     (folder / "done").touch()
     assert run.exit_code() == 0
@@ -62,13 +62,13 @@ def finish(run: LocalRun, folder: Path) -> None:
 def test_half_of_a_round_without_the_coordinator_is_frozen_while_the_other_half_trains(tmp_path: Path) -> None:
     """Group rank 0, whose worker writes the checkpoints, is in the half that is cut off."""
     with LocalRun(job(tmp_path), tmp_path, within=OWN_NETWORK) as run:
-        run.wait_for(rf"runs: {SIZE} workers on {SIZE} nodes")
+        run.wait_for(rf"runs: {SIZE} workers on {SIZE} pods")
         before = workers(run, SIZE, SIZE)
         network = Partition(run.pid, SIZE)
         network.cut(0, 1)
         for _ in range(2):
-            run.wait_for(r"toy-[01]-0: cut off from the store and from half or more of the round's nodes: .* frozen")
-        run.wait_for("runs: 2 workers on 2 nodes")
+            run.wait_for(r"toy-[01]-0: cut off from the store and from half or more of the round's pods: .* frozen")
+        run.wait_for("runs: 2 workers on 2 pods")
         workers(run, 2, 2)
         for rank in (0, 1):
             wait_until(before[rank], "T")
@@ -79,14 +79,14 @@ def test_half_of_a_round_without_the_coordinator_is_frozen_while_the_other_half_
 @pytest.mark.timeout(180)
 def test_more_than_half_of_a_round_trains_on_without_the_coordinator_and_the_rest_waits(tmp_path: Path) -> None:
     with LocalRun(job(tmp_path), tmp_path, within=OWN_NETWORK) as run:
-        run.wait_for(rf"runs: {SIZE} workers on {SIZE} nodes")
+        run.wait_for(rf"runs: {SIZE} workers on {SIZE} pods")
         before = workers(run, SIZE, SIZE)
         network = Partition(run.pid, SIZE)
         network.cut(0, 1, 2)
         run.wait_for("gathering: 3 of 4 worker pods are missing; the operator must confirm that this is the only store")
         for _ in range(20):
             assert workers(run, SIZE, 3) == {rank: before[rank] for rank in (0, 1, 2)}
-        assert "runs: 1 worker on 1 node" not in run.text
+        assert "runs: 1 worker on 1 pod" not in run.text
         assert "cut off" not in run.text
         network.heal()
         finish(run, tmp_path)

@@ -85,7 +85,7 @@ def wait_until_the_round_has_ended() -> None:
 
 def check_recovery_from_a_killed_worker(run: LocalRun, folder: Path) -> None:
     os.kill(workers(run)["1"], signal.SIGKILL)
-    run.wait_for(r"runs: 2 workers on 2 nodes")
+    run.wait_for(r"runs: 2 workers on 2 pods")
     (folder / "done").touch()
     assert run.exit_code() == 0
     assert "toy succeeded; 1 restart" in run.text
@@ -94,7 +94,7 @@ def check_recovery_from_a_killed_worker(run: LocalRun, folder: Path) -> None:
 def test_a_store_killed_twice_is_not_noticed_and_the_next_failure_recovers(tmp_path: Path) -> None:
     with LocalRun(job(tmp_path), tmp_path) as run:
         wait_until_connected(run)
-        run.wait_for("runs: 2 workers on 2 nodes")
+        run.wait_for("runs: 2 workers on 2 pods")
         before = workers(run)
         for _ in range(2):
             kill_store()
@@ -158,7 +158,7 @@ def test_an_unavailable_store_is_not_noticed_and_the_next_failure_recovers(
 ) -> None:
     with LocalRun(job(tmp_path), tmp_path) as run:
         wait_until_connected(run)
-        run.wait_for("runs: 2 workers on 2 nodes")
+        run.wait_for("runs: 2 workers on 2 pods")
         before = workers(run)
         with unavailable(run):
             end = time.monotonic() + OUTAGE
@@ -171,13 +171,13 @@ def test_an_unavailable_store_is_not_noticed_and_the_next_failure_recovers(
 def test_a_worker_that_fails_after_the_store_failed_twice_is_restarted_and_counted_once(tmp_path: Path) -> None:
     with LocalRun(job(tmp_path), tmp_path) as run:
         wait_until_connected(run)
-        run.wait_for("runs: 2 workers on 2 nodes")
+        run.wait_for("runs: 2 workers on 2 pods")
         kill_store()
         wait_until_connected(run)
         with occupied(kill_store()):
             os.kill(workers(run)["1"], signal.SIGKILL)
             run.wait_for("rank 1 died: SIGKILL")
-        run.wait_for(r"round 1\.0\.2000001 runs: 2 workers on 2 nodes")
+        run.wait_for(r"round 1\.0\.2000001 runs: 2 workers on 2 pods")
         (tmp_path / "done").touch()
         assert run.exit_code() == 0
         assert "toy succeeded; 1 restart" in run.text
@@ -186,11 +186,11 @@ def test_a_worker_that_fails_after_the_store_failed_twice_is_restarted_and_count
 def freeze_by_cutting_off(run: LocalRun, packets: list[str]) -> dict[str, int]:
     """Drop all packets of the run until the workers of both nodes are frozen; return their process ids by rank."""
     wait_until_connected(run)
-    run.wait_for("runs: 2 workers on 2 nodes")
+    run.wait_for("runs: 2 workers on 2 pods")
     before = workers(run)
     subprocess.run([*packets, "-A", "INPUT", "-p", "tcp", "-j", "DROP"], check=True)
     for _ in range(2):
-        run.wait_for("cut off from the store and from half or more of the round's nodes: the workers are frozen")
+        run.wait_for("cut off from the store and from half or more of the round's pods: the workers are frozen")
     return before
 
 
@@ -219,7 +219,7 @@ def test_nodes_that_are_cut_off_freeze_their_workers_until_the_coordinator_ends_
             wait_until_stopped(pid)
         wait_until_the_round_has_ended()
         subprocess.run([*packets, "-F", "INPUT"], check=True)
-        run.wait_for(r"round 1.0.2 runs: 2 workers on 2 nodes")
+        run.wait_for(r"round 1.0.2 runs: 2 workers on 2 pods")
         after = workers(run)
         assert not set(after.values()) & set(before.values())
         (tmp_path / "done").touch()

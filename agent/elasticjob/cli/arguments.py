@@ -65,12 +65,12 @@ def _add_local(subcommands: argparse._SubParsersAction[_Parser]) -> None:
         "run",
         help="run a job's manifest as processes on this machine",
         description="Run an ElasticJob manifest with local processes: one store, and one agent for each replica."
-        " Ctrl-C drains the nodes and ends the job; a second Ctrl-C kills them.",
+        " Ctrl-C drains the pods and ends the job; a second Ctrl-C kills them.",
         epilog="exit codes: 0 succeeded, 1 failed, 64 the manifest, its program or a flag is wrong, 130 interrupted",
         formatter_class=raw,
     )
     run.add_argument("manifest", help="YAML file with one ElasticJob")
-    run.add_argument("--nodes", type=int, metavar="N", help="number of nodes (default: spec.replicas)")
+    run.add_argument("--nodes", type=int, metavar="N", help="number of worker pods (default: spec.replicas)")
     convert = subcommands.add_parser(
         "convert",
         help="print jobs of Kubeflow, HyperPod and JobSet as ElasticJobs, or ElasticJobs in another API version",

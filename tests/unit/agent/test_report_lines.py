@@ -28,7 +28,7 @@ FAILURE = Failure(FailureClass.USER_ERROR, "toy-0-0", 1.0, 0, 3)
 def test_each_change_has_a_line_once() -> None:
     lines = ReportLines()
     assert lines.lines(STARTS, []) == [f"round {ROUND}: the workers of 2 nodes start"]
-    assert lines.lines(RUNS, []) == [f"round {ROUND} runs: 2 workers on 2 nodes"]
+    assert lines.lines(RUNS, []) == [f"round {ROUND} runs: 2 workers on 2 pods"]
     assert lines.lines(RUNS, []) == []
     slow = Straggler(1, "toy-1-0", 0.05, 0.01, 6.0)
     assert lines.lines(replace(RUNS, straggler=slow), []) == [
@@ -68,5 +68,5 @@ def test_rounds_and_failures_name_a_stage_after_the_first() -> None:
     ended = RoundEnded(ROUND, EndReason.WORKER_FAILED, "", True, 2.0, 2, replace(FAILURE, stage=2))
     assert lines.lines(again, [ended]) == [
         f"round {ROUND} ended: WorkerFailed: rank 0 in stage 2 died: exit 3 (UserError) (counts as a restart)",
-        f"round {RoundId(1, 0, 2)} runs in stage 2: 2 workers on 2 nodes",
+        f"round {RoundId(1, 0, 2)} runs in stage 2: 2 workers on 2 pods",
     ]

@@ -45,13 +45,14 @@ def test_a_refused_size_says_which_sizes_there_are(api: FakeApi, run: Run) -> No
 
 
 def test_wait_follows_the_job_until_it_is_as_wanted(api: FakeApi, run: Run) -> None:
-    status_of(api)["conditions"][2] = condition_of("FullyScaled", "False", "ScalingUp", "2 of 3 nodes train")
+    status_of(api)["conditions"][2] = condition_of("FullyScaled", "False", "ScalingUp", "training on 2 of 3 pods")
     full = a_job()
-    full["status"]["conditions"][2] = condition_of("FullyScaled", "True", "AtDesiredReplicas", "3 nodes train")
+    trains = condition_of("FullyScaled", "True", "AtDesiredReplicas", "training on 3 of 3 pods")
+    full["status"]["conditions"][2] = trains
     api.watches[JOBS] = [{"type": "MODIFIED", "object": full}]
     shown = run("scale", "bert", "3", "--wait")
     assert shown.code == 0
-    assert shown.err.splitlines() == ["  Running: 2 of 3 nodes train", "  Running: 3 nodes train"]
+    assert shown.err.splitlines() == ["  Running: training on 2 of 3 pods", "  Running: training on 3 of 3 pods"]
     assert shown.out.splitlines()[-1] == "3 worker pods of bert train"
 
 

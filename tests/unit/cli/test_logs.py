@@ -16,7 +16,7 @@ from support.cli.objects import a_job, a_pod, condition_of
 
 from .conftest import Run
 
-FORMED = "[agent] bert-0-0: round 1.0.{} formed: node 0 of 2, ranks 0-1 of 4"
+FORMED = "[agent] bert-0-0: round 1.0.{} formed: 2 pods, ranks 0-1 of 4 here"
 
 
 def with_times(*lines: str) -> list[str]:

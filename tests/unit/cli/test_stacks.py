@@ -47,7 +47,7 @@ def dumped(*lines: int) -> str:
 def two_pods(api: FakeApi) -> FakeApi:
     api.lists[JOBS], api.lists[PODS] = [a_job()], [a_pod(0), a_pod(1)]
     for index in (0, 1):
-        line = f"[agent] bert-{index}-0: round 1.0.1 formed: node {index} of 2, ranks {2 * index}-{2 * index + 1} of 4"
+        line = f"[agent] bert-{index}-0: round 1.0.1 formed: 2 pods, ranks {2 * index}-{2 * index + 1} of 4 here"
         api.logs[f"bert-{index}-0"] = [f"2026-01-01T00:00:00Z {line}"]
     return api
 

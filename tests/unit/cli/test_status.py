@@ -34,7 +34,7 @@ def test_one_screen_has_size_progress_pods_with_ranks_rounds_and_failures(api: F
     api.lists[JOBS] = [a_training_job()]
     api.lists[PODS] = [a_pod(1, incarnation=1), a_pod(0), a_pod(0, role="store"), a_pod(0, job="other")]
     api.lists[EVENTS] = [an_event("WorldFormed", "round 3: 4 workers"), an_event("Pulled", "not of a round")]
-    api.logs["bert-0-0"] = ["2026-01-01T00:00:00Z [agent] bert-0-0: round 1.0.3 formed: node 0 of 2, ranks 0-1 of 4"]
+    api.logs["bert-0-0"] = ["2026-01-01T00:00:00Z [agent] bert-0-0: round 1.0.3 formed: 2 pods, ranks 0-1 of 4 here"]
     api.logs["bert-1-1"] = ["2026-01-01T00:00:00Z [default3]:loss 0.3"]
     shown = run("status", "bert")
     assert (shown.code, shown.err) == (0, "")
@@ -105,7 +105,7 @@ def test_the_state_of_a_pod_says_what_it_waits_for() -> None:
 
 
 def test_ranks_come_from_the_newest_line_that_names_one() -> None:
-    formed = "[agent] bert-0-0: round 1.0.2 formed: node 1 of 2, ranks 2-3 of 4"
+    formed = "[agent] bert-0-0: round 1.0.2 formed: 2 pods, ranks 2-3 of 4 here"
     assert ranks_in_log(["[default7]:old", formed, "[agent] bert-0-0: workers start"], a_pod(0)) == (2, 3)
     assert ranks_in_log([formed, "[default1]:new"], a_pod(0)) == (0, 1)
     assert ranks_in_log(["nothing"], a_pod(0)) is None

@@ -101,7 +101,12 @@ def test_nothing_is_left_if_the_job_is_refused(api: FakeApi, run: Run) -> None:
 def test_a_name_that_is_taken(api: FakeApi, run: Run) -> None:
     api.lists[JOBS], api.lists[MAPS] = [a_job()], []
     arguments = ("submit", "train.py", "--name", "bert", "--image", "i")
-    assert "there is a job bert already: choose another --name" in run(*arguments).err
+    taken = "there is a job bert already: choose another --name, or end that one first with kubectl delete ej bert"
+    assert taken in run(*arguments).err
+    owner = {"kind": "ElasticJob", "name": "bert"}
+    code = {"name": "bert-code", "labels": {"elasticjob.dev/job-name": "bert"}, "ownerReferences": [owner]}
+    api.lists[MAPS] = [{"metadata": code}]
+    assert taken in run(*arguments).err
     api.lists[MAPS] = [{"metadata": {"name": "bert-code", "ownerReferences": [{}]}}]
     before = len(api.changes())
     assert "there is a ConfigMap bert-code already" in run(*arguments).err

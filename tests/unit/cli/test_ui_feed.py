@@ -40,10 +40,10 @@ def test_one_job_has_what_the_verbs_show_and_a_time_line(api: FakeApi, feed: Job
     job["status"] |= {"trainerStatus": {"step": 5, "metrics": [{"name": "loss", "value": "2"}]}}
     api.lists[JOBS] = [job]
     api.lists[PODS] = [a_pod(0), a_pod(1)]
-    api.lists[EVENTS] = [an_event("WorldFormed", "round 2: training on 1 node with 2 workers", ago=300)]
+    api.lists[EVENTS] = [an_event("WorldFormed", "round 2: training on 1 pod with 2 workers", ago=300)]
     api.lists["/api/v1/nodes"] = []
     api.lists["/api/v1/namespaces/team/resourcequotas"] = []
-    api.logs["bert-0-0"] = ["2026-01-01T00:00:00Z [agent] bert-0-0: round 1.0.3 formed: node 0 of 2, ranks 0-1 of 4"]
+    api.logs["bert-0-0"] = ["2026-01-01T00:00:00Z [agent] bert-0-0: round 1.0.3 formed: 2 pods, ranks 0-1 of 4 here"]
     view = feed.job("team", "bert")
     assert (view["job"]["phase"], view["job"]["pods"][0]["ranks"], view["causes"]) == ("Running", [0, 1], [])
     assert [r["number"] for r in view["timeline"]["rounds"]] == [2, 3]

@@ -9,6 +9,8 @@ import pytest
 from elasticjob.cli.ui.progress_samples import MOST_SAMPLES, ProgressSamples
 from elasticjob.cli.ui.timeline import FormedRound, formed_rounds, job_timeline
 from elasticjob.cli.verbs.events import event_views
+from elasticjob_operator.plan.job_status.conditions import describe_world
+from elasticjob_operator.plan.training_state import TrainingState
 from support.cli.objects import a_job, an_event, condition_of, stamp
 
 NOW = 1_800_000_000.0
@@ -29,7 +31,12 @@ def failure(ago: float, pod: str = "bert-1-0", **fields: Any) -> dict[str, Any]:
 
 
 def formed(number: int, ago: float) -> dict[str, Any]:
-    return an_event("WorldFormed", f"round {number}: training on 2 nodes with 4 workers", ago=ago)
+    """What the operator writes, so that a change of its sentence shows here."""
+    world = TrainingState(
+        formed=True, active=2, ready=2, standby=0, size=4, rounds=number, last_round=None, formed_at=0.0,
+        is_new_round=True, outcome=None, outcome_pod="", reason="",
+    )  # fmt: skip
+    return an_event("WorldFormed", f"round {number}: {describe_world(world)}", ago=ago)
 
 
 def line(job: dict[str, Any], events: list[dict[str, Any]], pods: list[dict[str, Any]] | None = None) -> dict[str, Any]:
@@ -51,10 +58,10 @@ def test_rounds_come_from_events_and_the_last_one_from_the_status() -> None:
 def test_a_round_ends_by_its_fault_or_as_planned_or_with_the_job() -> None:
     job = a_job()
     job["status"] |= {"recentFailures": [failure(1000)], "rendezvousRound": 3}
-    events = [formed(1, 3000), formed(2, 998), an_event("ScalingUp", "scaling from 1 to 2 nodes", ago=40)]
+    events = [formed(1, 3000), formed(2, 998), an_event("ScalingUp", "scaling from 1 to 2 pods", ago=40)]
     shown = line(job, events)
     assert [(r["number"], r["how"], r.get("cause", "")) for r in shown["rounds"]] == [
-        (1, "fault", "Killed of bert-1-0 rank 3"), (2, "planned", "ScalingUp: scaling from 1 to 2 nodes"),
+        (1, "fault", "Killed of bert-1-0 rank 3"), (2, "planned", "ScalingUp: scaling from 1 to 2 pods"),
         (3, "training", ""),
     ]  # fmt: skip
     assert [seconds_ago(r["end"]) for r in shown["rounds"][:2]] == [1000, 30]

@@ -102,8 +102,20 @@ def test_what_is_on_purpose_and_what_has_ended() -> None:
     failure = {"class": "OOMKilled", "pod": "bert-1-0", "rank": 3, "message": "first\nlimit of 1 GiB"}
     (cause,) = causes(job_with(failed, NOT_RUNNING, lastFailure=failure))
     assert "MaxRestartsExceeded" in cause["what"]
-    assert cause["evidence"] == "3 restarts The last failure: OOMKilled of bert-1-0 rank 3: limit of 1 GiB"
+    assert cause["evidence"] == "3 restarts. The last failure: OOMKilled of bert-1-0 rank 3: limit of 1 GiB"
     assert "raise resources.limits.memory" in cause["next"]
+
+
+def test_a_broken_collective_leads_to_the_failure_that_may_be_its_cause() -> None:
+    broken = {"class": "CollectiveFailed", "pod": "bert-0-0", "rank": 0, "message": "Connection closed by peer"}
+    raised = {"class": "UserError", "pod": "bert-1-0", "rank": 1, "message": "the learning rate is negative"}
+    failed = condition_of("Failed", "True", "MaxRestartsExceeded", "last failure: rank 0: Connection closed by peer.")
+    (cause,) = causes(job_with(failed, lastFailure=broken, recentFailures=[raised, broken]))
+    assert cause["evidence"] == (
+        "last failure: rank 0: Connection closed by peer. Its cause may be that of an earlier failure: UserError of"
+        " bert-1-0 rank 1: the learning rate is negative"
+    )
+    assert "elasticjob logs" in cause["next"]
 
 
 def test_a_job_that_no_operator_has_seen() -> None:

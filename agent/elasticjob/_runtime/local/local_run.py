@@ -143,10 +143,10 @@ class LocalRun:
         target = allowed_size(max(low, min(nodes, high)), low, step)
         if target != nodes:
             steps = f" in steps of {step}" if step > 1 else ""
-            self._print(f"the job can have {low} to {high} nodes (minReplicas, maxReplicas){steps}, not {nodes}")
+            self._print(f"the job can have {low} to {high} pods (minReplicas, maxReplicas){steps}, not {nodes}")
         if target == before or self._draining:
             return
-        self._print(f"scaling from {before} to {with_noun(target, 'node')}")
+        self._print(f"scaling from {before} to {with_noun(target, 'pod')}")
         self._settings = replace(self._settings, target=target)
         self._send_view()
         for index in set(range(self._settings.desired_pods)) - self._supervised:
@@ -318,13 +318,13 @@ class LocalRun:
 
     def _interrupt(self) -> None:
         if self._draining:
-            self._print("interrupted again: killing the nodes")
+            self._print("interrupted again: killing the pods")
             self._finished.set()
             for agent in self._alive():
                 agent.kill()
             return
         self._draining = True
-        self._print("interrupted: draining the nodes; interrupt again to kill them")
+        self._print("interrupted: draining the pods; interrupt again to kill them")
         self._send_view()
         for agent in self._alive():
             agent.terminate()

@@ -69,7 +69,7 @@ def run_result(report: Report | None, problem: str, restarts: int) -> tuple[int,
 
 
 def _world(report: Report) -> str:
-    return f"{with_noun(report.world_size, 'worker')} on {with_noun(report.active, 'node')}"
+    return f"{with_noun(report.world_size, 'worker')} on {with_noun(report.active, 'pod')}"
 
 
 def _describe_end(ended: RoundEnded) -> str:

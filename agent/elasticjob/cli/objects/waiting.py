@@ -67,5 +67,5 @@ def describe_job(job: KubeObject) -> str:
     kind = next((k for k in _TOLD if job_condition(job, k) and (k == "Suspended") == holds(job, "Suspended")), "")
     if holds(job, "Running") and not holds(job, "Suspended"):
         kind = "FullyScaled"
-    message = " ".join(str(job_condition(job, kind).get("message", "")).split())
+    message = " ".join(str(job_condition(job, kind).get("message", "")).split()).removeprefix("starting: ")
     return f"{job_status(job).get('phase') or 'no status'}{': ' if message else ''}{message}"

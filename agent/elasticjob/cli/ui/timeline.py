@@ -23,7 +23,7 @@ PLANNED = frozenset(
     {"ScalingUp", "ScalingDown", "Scaled", "PodReplaced", "NodeCordoned", "NodeTerminating", "Suspended", "Resumed"}
 )
 """Reasons of Events that explain the end of a round that no fault has ended."""
-_FORMED = re.compile(r"round (\d+): training on (\d+) nodes? with (\d+) workers?")
+_FORMED = re.compile(r"round (\d+): training on (\d+) pods? with (\d+) workers?")
 _SLACK = 1.5
 """Seconds by which the time of an Event or a failure may differ from a round's: theirs are whole seconds."""
 

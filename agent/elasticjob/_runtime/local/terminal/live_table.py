@@ -19,7 +19,7 @@ from elasticjob._runtime.contract.messages import AgentReport, RoundPhase, Strag
 from elasticjob._runtime.contract.text import printable, with_noun
 from elasticjob._runtime.local.terminal.screen import RunView
 
-_HELP = "0-9 kill the node   s kill the store   + - scale   Ctrl-C drain the nodes, again to kill them"
+_HELP = "0-9 kill the pod   s kill the store   + - scale   Ctrl-C drain the pods, again to kill them"
 
 
 class LiveTable:
@@ -88,7 +88,7 @@ def _title(view: RunView) -> Text:
         phase = "Starting"
     text = Text(f"{view.job}: {phase}", style="bold")
     text.append(
-        f"   {report.active} of {with_noun(view.target, 'node')}, {with_noun(report.world_size, 'worker')}",
+        f"   {report.active} of {with_noun(view.target, 'pod')}, {with_noun(report.world_size, 'worker')}",
         style="not bold",
     )
     text.append(f"   round {report.round or '-'}   restarts {view.restarts}", style="not bold")

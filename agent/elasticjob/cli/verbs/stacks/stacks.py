@@ -31,7 +31,8 @@ _OWN_FOLDER = Path(elasticjob.__file__).parent
 AT_ONCE = 8
 NO_HANDLER = (
     "no worker of {job} can dump its stacks. Set spec.hangPolicy, for example {{progressTimeoutSeconds: 600, action:"
-    " Event}}, which ends nothing; it applies from the next round on, and the script must call elasticjob.progress"
+    " Event}}, which ends nothing. It applies from the next round on: if the job hangs now, delete one of its worker"
+    " pods, and ask again once it hangs again"
 )
 
 

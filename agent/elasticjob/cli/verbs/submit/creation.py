@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+from elasticjob._runtime.contract.names import KIND
 from elasticjob._runtime.local.manifest.job_schema import find_problems
 from elasticjob.cli.cluster.connection import Cluster
 from elasticjob.cli.cluster.errors import ClusterError, RefusedError
@@ -44,8 +45,7 @@ def create_objects(cluster: Cluster, manifest: KubeObject, code: KubeObject | No
         if code is not None:
             _remove_unless_owned(cluster, code["metadata"]["name"])
         if isinstance(error, RefusedError) and error.status == _CONFLICT:
-            name = manifest["metadata"]["name"]
-            raise SubmitError(f"there is a job {name} already: choose another --name") from None
+            raise _name_is_taken(manifest["metadata"]["name"]) from None
         raise
     return job
 
@@ -59,11 +59,20 @@ def _create_code(cluster: Cluster, code: KubeObject) -> None:
         name = code["metadata"]["name"]
         found = cluster.get(CONFIG_MAPS, name)["metadata"]
         ours = (found.get("labels") or {}).items() >= code["metadata"]["labels"].items()
-        if found.get("ownerReferences") or not ours:
+        owners = found.get("ownerReferences") or []
+        if ours and (job := next((owner["name"] for owner in owners if owner.get("kind") == KIND), None)):
+            raise _name_is_taken(job) from None
+        if owners or not ours:
             raise SubmitError(f"there is a ConfigMap {name} already: choose another --name") from None
         # A submit that was killed between its two requests has left it.
         cluster.delete(CONFIG_MAPS, name)
         cluster.create(CONFIG_MAPS, code)
+
+
+def _name_is_taken(job: str) -> SubmitError:
+    return SubmitError(
+        f"there is a job {job} already: choose another --name, or end that one first with kubectl delete ej {job}"
+    )
 
 
 def _remove_unless_owned(cluster: Cluster, name: str) -> None:

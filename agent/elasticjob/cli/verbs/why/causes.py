@@ -17,6 +17,8 @@ SILENT_SECONDS = 900.0
 """Seconds without new progress of a job that trains after which it may hang; the status has it every 30 s."""
 RECENT_SECONDS = 3600.0
 LOW_GOODPUT = 90.0
+_CONSEQUENCE = "CollectiveFailed"
+"""The class of a failure of which another rank is the cause."""
 _POD_REASONS = frozenset(
     {"Unschedulable", "ImagePullFailed", "PodStartFailed", "InsufficientCapacity", "WaitingForMinReplicas"}
 )
@@ -38,18 +40,33 @@ def _ended(seen: Circumstances) -> Iterator[Finding]:
         kind = "Failed" if holds(seen.job, "Failed") else "FailureTarget"
         reason = str(job_condition(seen.job, kind).get("reason", ""))
         failure = job_status(seen.job).get("lastFailure") or {}
-        where = f" The last failure: {_describe_failure(failure)}" if failure else ""
-        meaning = advice(str(failure.get("class", "")))
+        meaning = advice(str(failure.get("class", ""))).replace("JOB", seen.name)
         steps = f"elasticjob logs {seen.name} --tail 50" + (f"; {meaning}" if meaning else "")
         text = f"the job has failed ({reason}). A job that has ended does not run again: delete it and apply it again"
-        yield finding(text, seen.message(kind) + where, steps)
+        yield finding(text, ". ".join([seen.message(kind).rstrip("."), *_failures(seen, failure)]), steps)
+
+
+def _failures(seen: Circumstances, last: dict[str, object]) -> Iterator[str]:
+    """Yield the last failure, unless the message of the condition quotes it, and an earlier one that may be its cause.
+
+    A rank may still be on its way out when its failure breaks the collectives of others, which then report first.
+    """
+    if last and _last_line(last) not in seen.message("Failed"):
+        yield f"The last failure: {_describe_failure(last)}"
+    others = [f for f in job_status(seen.job).get("recentFailures") or [] if f.get("class") != _CONSEQUENCE]
+    if last.get("class") == _CONSEQUENCE and others:
+        yield f"Its cause may be that of an earlier failure: {_describe_failure(others[-1])}"
 
 
 def _describe_failure(failure: dict[str, object]) -> str:
     rank = f" rank {failure['rank']}" if "rank" in failure else ""
+    return f"{failure.get('class', '')} of {failure.get('pod', '-')}{rank}: {_last_line(failure)}"
+
+
+def _last_line(failure: dict[str, object]) -> str:
+    """Return the line that says most: the exception at the end of a traceback, or the newest line of other output."""
     lines = str(failure.get("message") or failure.get("reason") or "").strip().splitlines()
-    # The last line of a traceback is the exception; of other output it is the newest.
-    return f"{failure.get('class', '')} of {failure.get('pod', '-')}{rank}: {lines[-1] if lines else ''}"
+    return lines[-1] if lines else ""
 
 
 def _not_reconciled(seen: Circumstances) -> Iterator[Finding]:

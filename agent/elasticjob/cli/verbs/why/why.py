@@ -58,7 +58,8 @@ def _read(unread: list[str], resource: ApiResource, read: Callable[[], list[Kube
 def _lines(name: str, causes: Sequence[Finding], unread: Sequence[str], painter: Painter) -> Iterator[str]:
     if not causes:
         yield f"{name} trains at full size, and nothing that the cluster shows holds it up"
-        yield f"  next: if its steps are slow, elasticjob top {name}, and profile one rank"
+        slow = f"if steps are slow, elasticjob top {name}, and profile one rank"
+        yield f"  next: if no step comes, elasticjob stacks {name}; {slow}"
     for number, cause in enumerate(causes):
         if number:
             yield ""

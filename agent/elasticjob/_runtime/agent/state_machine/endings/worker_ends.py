@@ -45,7 +45,7 @@ def worker_ended(state: AgentState, event: WorkerEnded) -> AgentDecision:
     if round_.stopped_as_planned:
         return begin_stop(state, state.stop_grace)
     state = replace(state, activity=Succeeded(), last_round=replace(round_, member=MemberState.SUCCEEDED))
-    log = Log("all workers succeeded; waiting for the other nodes")
+    log = Log("all workers of this pod succeeded; waiting for those of the other pods")
     return AgentDecision(state, (Send(WorkersSucceeded(round_.id)), log))
 
 
@@ -120,7 +120,7 @@ def cut_off(state: AgentState) -> AgentDecision:
     Workers that stop gracefully are killed, unless this node leaves: when a job is deleted, all its other nodes and its
     store may end first.
     """
-    reason = "cut off from the store and from half or more of the round's nodes"
+    reason = "cut off from the store and from half or more of the round's pods"
     round_ = state.last_round
     match state.activity:
         case Stopping(graceful=True) if state.leave is None:

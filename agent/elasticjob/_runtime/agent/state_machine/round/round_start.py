@@ -18,6 +18,7 @@ from elasticjob._runtime.agent.state_machine.round.stages import learn_stages
 from elasticjob._runtime.agent.state_machine.state import AgentRound, AgentState, Idle, Running, Starting
 from elasticjob._runtime.contract.messages import MemberState, Ready, Standby, StartRound, WorkersStarted
 from elasticjob._runtime.contract.names import RoundId
+from elasticjob._runtime.contract.text import with_noun
 
 # ---- the round -------------------------------------------------------------------------------------------------------
 
@@ -40,8 +41,8 @@ def start_round(state: AgentState, start: StartRound) -> AgentDecision:
         new_processes=replace(state.new_processes, count=0),
     )
     formed = Log(
-        f"round {start.round} formed: node {start.group_rank} of {start.group_world_size},"
-        f" ranks {start.rank}-{start.rank + state.announcement.local_world_size - 1} of {start.world_size}"
+        f"round {start.round} formed: {with_noun(start.group_world_size, 'pod')},"
+        f" ranks {start.rank}-{start.rank + state.announcement.local_world_size - 1} of {start.world_size} here"
     )
     # The workers of other nodes may connect before this node is ready.
     admitted = (AdmitWorkers(start),) if start.group_rank == 0 else ()
@@ -75,7 +76,7 @@ def continue_frozen(state: AgentState, round_id: RoundId) -> AgentDecision:
 
 def wait_for_round(state: AgentState, message: Standby) -> AgentDecision:
     """Wait for the next round. Workers whose function can be called again run their script up to it meanwhile."""
-    waiting = Log(f"waiting: {message.reason}")
+    waiting = Log(message.reason if message.reason.startswith("waiting") else f"waiting: {message.reason}")
     if state.last_round is not None and not state.new_processes.count:  # its processes are parked
         return AgentDecision(state, (waiting,))
     state = replace(state, provisional=message.provisional)
