@@ -258,19 +258,7 @@ def submit(
         >>> job.wait()["phase"]
         'Succeeded'
     """
-    if callable(program):
-        if not isinstance(arguments, Mapping):
-            arguments = _no_arguments(arguments)
-        call = function_call(program, arguments)
-        root, command, base = _root(code, call.root), call.command, call.name
-        if root != call.root:
-            raise SubmitError(f"{base} is imported from {call.root}: leave out code, or choose that folder")
-    else:
-        if isinstance(arguments, (str, Mapping)):
-            raise SubmitError(f"the arguments of a script are a list of texts, and not {arguments!r}")
-        root = _root(code, Path.cwd())
-        base = script_in(root, program)
-        command = ("python3", base, *map(str, arguments))
+    root, command, base = _what_runs(program, arguments, code)
     request = JobRequest(
         name or job_name(base, random_suffix()), image, command, pods, min_pods, max_pods, gpus, workers, cpu, memory,
         dict(env or {}),
@@ -279,6 +267,23 @@ def submit(
     cluster = connect_to_cluster(kubeconfig, context, namespace)
     create_job(cluster, request, archive)
     return SubmittedJob(request.name, cluster.namespace, cluster)
+
+
+def _what_runs(
+    program: str | Callable[..., Any], arguments: Sequence[str] | Mapping[str, Any], code: str | Path | None
+) -> tuple[Path, tuple[str, ...], str]:
+    """Return the folder to ship, the command of the pods, and the name of the script or function; SubmitError."""
+    if callable(program):
+        call = function_call(program, arguments if isinstance(arguments, Mapping) else _no_arguments(arguments))
+        root = _root(code, call.root)
+        if root != call.root:
+            raise SubmitError(f"{call.name} is imported from {call.root}: leave out code, or choose that folder")
+        return root, call.command, call.name
+    if isinstance(arguments, (str, Mapping)):
+        raise SubmitError(f"the arguments of a script are a list of texts, and not {arguments!r}")
+    root = _root(code, Path.cwd())
+    script = script_in(root, program)
+    return root, ("python3", script, *map(str, arguments)), script
 
 
 def _root(code: str | Path | None, default: Path) -> Path:

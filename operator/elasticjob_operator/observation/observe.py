@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -129,21 +129,8 @@ async def _observed(
     children = with_secret(children, job, pods)
     if memory.children is not None:
         memory.children = children
-    memory.end_seen = (memory.end_seen or now) if any(pod.declares_outcome for pod in workers) else None
-    memory.outcome_seen = (memory.outcome_seen or now) if job.status.outcome_declared else None
-    if memory.older_store_at is None or any(_has_successor(job, pod) for pod in stores):
-        memory.older_store_at = now
     newer = [pod for pod in stores if _is_newer(job, pod)]
-    if newer:
-        memory.standby_store_at = 0.0 if all(has_retired(pod, standby_link) for pod in newer) else now
-    elif memory.standby_store_at is None:
-        memory.standby_store_at = now
-    if job.status.store_incarnation != memory.serving_store[0]:
-        memory.serving_store = (job.status.store_incarnation, now)
-    if job.status.failed_starts != memory.failed_starts[0]:
-        memory.failed_starts = (job.status.failed_starts, now)
-    if job.status.back_off != memory.back_off[0]:
-        memory.back_off = (job.status.back_off, now)
+    _note_times(memory, job, workers, stores, newer, standby_link, now)
     suspects = _suspected_nodes(job, workers, stores, link, now) | _suspected_standby_nodes(newer, standby_link, now)
     suspected = dict.fromkeys(suspects, LEASE_MAX_AGE)
     leases = await node_leases.read(api, memory.lost_nodes.max_ages(job.status.avoided, now) | suspected)
@@ -161,7 +148,7 @@ async def _observed(
         standby_link=standby_link,
         standby_store_at=memory.standby_store_at or 0.0,
         store_named_at=memory.serving_store[1],
-        older_store_at=memory.older_store_at,
+        older_store_at=memory.older_store_at or 0.0,
         # A Lease may have been renewed since the last read: its age counts until then.
         leases={node: now - (lease.read_at - lease.since) for node, lease in leases.items()},
         returned_nodes=memory.lost_nodes.returned(),
@@ -172,6 +159,32 @@ async def _observed(
         start_failure_seen=memory.failed_starts[1],
         back_off_seen=memory.back_off[1],
     )
+
+
+def _note_times(
+    memory: JobMemory,
+    job: Job,
+    workers: Sequence[Pod],
+    stores: Sequence[Pod],
+    newer: Sequence[Pod],
+    standby_link: LinkView,
+    now: float,
+) -> None:
+    """Note since when the job is as it is now. `newer`: those of the stores that are to succeed the one that serves."""
+    memory.end_seen = (memory.end_seen or now) if any(pod.declares_outcome for pod in workers) else None
+    memory.outcome_seen = (memory.outcome_seen or now) if job.status.outcome_declared else None
+    if memory.older_store_at is None or any(_has_successor(job, pod) for pod in stores):
+        memory.older_store_at = now
+    if newer:
+        memory.standby_store_at = 0.0 if all(has_retired(pod, standby_link) for pod in newer) else now
+    elif memory.standby_store_at is None:
+        memory.standby_store_at = now
+    if job.status.store_incarnation != memory.serving_store[0]:
+        memory.serving_store = (job.status.store_incarnation, now)
+    if job.status.failed_starts != memory.failed_starts[0]:
+        memory.failed_starts = (job.status.failed_starts, now)
+    if job.status.back_off != memory.back_off[0]:
+        memory.back_off = (job.status.back_off, now)
 
 
 async def _with_start_warnings(
