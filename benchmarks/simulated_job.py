@@ -35,7 +35,7 @@ from elasticjob._runtime.system.sockets.keep_alive import KeepAlive
 
 ROUND_STORE_PORT = 20000
 """What a node reports. No program listens there."""
-_RECEIVED = memoryview(bytearray(256 * 1024))
+RECEIVED = memoryview(bytearray(256 * 1024))
 """For all servers of this process: each of its own would be a quarter of a MiB."""
 
 
@@ -65,7 +65,7 @@ class SimulatedStore:
             passive=lambda: self.coordinator.state.passive,
         )
         self._server = StoreServer(links=gate.accept, clients=config.clients)
-        self._server.received = _RECEIVED
+        self._server.received = RECEIVED
 
     async def start(self) -> None:
         """Listen. OSError: another program listens on this port at all addresses."""

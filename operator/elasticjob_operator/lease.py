@@ -97,7 +97,7 @@ class Election:
     async def acquire(self) -> None:
         """Wait until this process is the leader. While the event loop that is to do its work hangs, take no Lease."""
         logged = ""
-        while not (self.silence() < LONGEST_SILENCE and await self._try_acquire()):
+        while not (self.silence() < LONGEST_SILENCE and await self.try_acquire()):
             holder = text(self._observed.record, "holderIdentity")
             if holder != logged:
                 log.info("%s leads; waiting for the Lease", holder)
@@ -145,14 +145,14 @@ class Election:
 
     async def _renew_in_time(self) -> bool:
         """Try to renew; return False at the deadline at the latest, even if a request ignores its cancellation."""
-        attempt = asyncio.create_task(self._try_acquire())
+        attempt = asyncio.create_task(self.try_acquire())
         try:
             await asyncio.wait({attempt}, timeout=self._seconds_left())
             return attempt.done() and attempt.result()
         finally:
             attempt.cancel()
 
-    async def _try_acquire(self) -> bool:
+    async def try_acquire(self) -> bool:
         """Take or renew the Lease where allowed; return whether this process holds it. On errors return False."""
         try:
             lease = self._lease if self._current else await self._read()

@@ -39,7 +39,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
         yield lambda: create_backend(params(str(tmp_path / "state"), store_type=" FILE "))
         return
     host, _ = create_backend(params(f"localhost:{free_port()}"))
-    port = host._cell._hosted.port
+    port = host.cell.hosted.port
     if request.param == "store":
         yield lambda: create_backend(params(f"localhost:{port}", is_host=False))
         return
@@ -201,7 +201,7 @@ def test_an_unknown_handler_is_refused() -> None:
 
 def test_only_this_user_can_read_the_temporary_file() -> None:
     backend, store = create_backend(params("", store_type="file"))
-    path = backend._cell._path
+    path = backend.cell._path
     try:
         store.set("key", "value")
         for file in (path, Path(f"{path}.keys")):
@@ -214,7 +214,7 @@ def test_only_this_user_can_read_the_temporary_file() -> None:
 
 def test_a_lost_store_is_a_connection_error() -> None:
     backend, _ = create_backend(params(f"localhost:{free_port()}", read_timeout=2))
-    backend._cell._hosted.close()
+    backend.cell.hosted.close()
     with pytest.raises(api.RendezvousConnectionError):
         backend.get_state()
 
@@ -266,8 +266,8 @@ def test_a_temporary_file_that_cannot_be_created_is_a_rendezvous_error(monkeypat
 def test_only_an_inferred_host_falls_back_to_client() -> None:
     port = free_port()
     host, _ = create_backend(params(f"localhost:{port}"))
-    assert host._cell._hosted is not None
+    assert host.cell.hosted is not None
     client, _ = create_backend(params(f"localhost:{port}"))
-    assert client._cell._hosted is None
+    assert client.cell.hosted is None
     with pytest.raises(api.RendezvousConnectionError, match="cannot host the store"):
         create_backend(params(f"localhost:{port}", is_host=True))

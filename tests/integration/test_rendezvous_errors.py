@@ -141,7 +141,7 @@ def test_set_closed_raises_a_time_out_when_the_coordinator_does_not_answer() -> 
     with pytest.raises(api.RendezvousTimeoutError):
         handler.set_closed()
     assert time.monotonic() - began >= 1.0
-    handler._end_session()
+    handler.end_session()
     silent.close()
 
 
@@ -151,7 +151,7 @@ def test_a_lost_link_is_logged_by_every_node_and_never_raised(store: Store, capl
     caplog.set_level(logging.INFO, "elasticjob")
     store.close()
     for handler in (one, two):
-        until(lambda h=handler: h._session.down_since, "the node notices that its link is closed")  # type: ignore[misc]
+        until(lambda h=handler: h.session.down_since, "the node notices that its link is closed")  # type: ignore[misc]
         assert handler.num_nodes_waiting() == 0
     logged = [
         r
@@ -160,7 +160,7 @@ def test_a_lost_link_is_logged_by_every_node_and_never_raised(store: Store, capl
     ]
     assert len(logged) >= 2
     for handler in (one, two):
-        handler._end_session()
+        handler.end_session()
 
 
 def test_a_node_sends_nothing_between_the_start_of_its_round_and_its_rejoin(store: Store) -> None:
@@ -178,7 +178,7 @@ def test_a_node_sends_nothing_between_the_start_of_its_round_and_its_rejoin(stor
         distinct = [name for name, _ in groupby(names)]
         assert distinct == ["Announce", "WorkersStarted", "WorkersStopped", "WorkersStarted"]
     for handler in handlers:
-        handler._end_session()
+        handler.end_session()
 
 
 def test_a_corrupt_message_costs_only_its_sender_its_link(store: Store) -> None:
@@ -195,7 +195,7 @@ def test_a_corrupt_message_costs_only_its_sender_its_link(store: Store) -> None:
     assert [handler.num_nodes_waiting() for handler in handlers] == [0, 0]
     assert len(store.coordinator.state.agents) == 2
     for handler in handlers:
-        handler._end_session()
+        handler.end_session()
 
 
 class Impostor:
@@ -243,13 +243,13 @@ def test_a_refusal_by_an_impostor_ends_nothing(store: Store, caplog: pytest.LogC
     assert impostor.refused == 3
     assert "cannot connect to the store, retrying: LinkRefused: go away" in caplog.text
     impostor._refusals = 4
-    session = one._session
+    session = one.session
     assert session is not None
     session._schedule(session._node._link._frames.transport.abort)
     until(lambda: impostor.refused == 4 and not session.down_since, "the node is connected again")
     assert [handler.num_nodes_waiting() for handler in (one, two)] == [0, 0]
     for handler in (one, two):
-        handler._end_session()
+        handler.end_session()
     visitor = create_handler(params(impostor.port))
     impostor._refusals = 7
     assert not visitor.is_closed()
@@ -263,10 +263,10 @@ def test_every_node_reports_to_a_successor_store_that_the_rendezvous_is_closed(s
     handlers[0].set_closed()
     until(handlers[1].is_closed, "the other node learns of it")
     for handler in handlers:
-        assert handler._session is not None
-        greeting = handler._session._greeting()
+        assert handler.session is not None
+        greeting = handler.session._greeting()
         assert [type(message).__name__ for message in greeting] == ["Announce", "Close"]
-        handler._end_session()
+        handler.end_session()
 
 
 def test_a_visitor_in_a_thread_with_an_event_loop_gets_its_answer(store: Store) -> None:

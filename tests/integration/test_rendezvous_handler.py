@@ -207,13 +207,13 @@ def test_a_redundant_node_has_no_join_timeout_and_replaces_a_lost_node_in_one_ro
     one, two, spare = nodes.add(), nodes.add(), nodes.add(join_timeout=2)
     first = nodes.join_all(one, two)
     [waiting] = nodes.join(spare)
-    until(lambda: spare._session and spare._session.redundant, "the spare node is redundant")
+    until(lambda: spare.session and spare.session.redundant, "the spare node is redundant")
     with pytest.raises(TimeoutError):
         waiting.result(2.5)
     assert one.num_nodes_waiting() == two.num_nodes_waiting() == 0
     lost = (one, two)[[i.rank for i in first].index(1)]
     stays = one if lost is two else two
-    lost._end_session()
+    lost.end_session()
     until(lambda: stays.num_nodes_waiting() == 1, "the loss is detected")
     [info] = nodes.join_all(stays)
     assert (info.rank, info.world_size, waiting.result(30).rank) == (0, 2, 1)
@@ -277,7 +277,7 @@ def test_a_node_that_never_reaches_the_store_of_a_round_leaves_and_the_others_go
 
     monkeypatch.setattr(stores, "tcp_store", unreachable)
     stay = [nodes.pool.submit(join_until_stable, handler) for handler in handlers[:2]]
-    until(lambda: all(h._session and h._session.messages_received for h in handlers[:2]), "two nodes are announced")
+    until(lambda: all(h.session and h.session.messages_received for h in handlers[:2]), "two nodes are announced")
     with pytest.raises(api.RendezvousConnectionError, match="none of 3 rounds in a row, it leaves: no route to rank 0"):
         nodes.pool.submit(join_cut_off, handlers[2]).result(60)
     assert {future.result(30).world_size for future in stay} == {2}
@@ -290,7 +290,7 @@ def test_a_closed_rendezvous_is_closed_for_every_node(nodes: Nodes, monkeypatch:
     one, two, spare, late = (nodes.add() for _ in range(4))
     nodes.join_all(one, two)
     [waiting] = nodes.join(spare)
-    until(lambda: spare._session and spare._session.redundant, "the spare node is redundant")
+    until(lambda: spare.session and spare.session.redundant, "the spare node is redundant")
     assert not two.is_closed()
     events = record_events(monkeypatch)
     one.set_closed()
@@ -369,7 +369,7 @@ def test_a_node_that_shuts_down_while_it_raises_ends_the_round(
 def test_a_handler_that_has_not_joined_is_no_member(nodes: Nodes) -> None:
     one, visitor = nodes.add(), nodes.add()
     [waiting] = nodes.join(one)
-    until(lambda: one._session and one._session.messages_received, "one node is announced")
+    until(lambda: one.session and one.session.messages_received, "one node is announced")
     assert not visitor.is_closed()
     assert visitor.num_nodes_waiting() == 0
     with pytest.raises(TimeoutError):
@@ -389,7 +389,7 @@ def test_a_handler_that_closes_before_it_has_joined_completes_no_round(
 ) -> None:
     one, visitor = nodes.add(), nodes.add()
     [waiting] = nodes.join(one)
-    until(lambda: one._session and one._session.messages_received, "one node is announced")
+    until(lambda: one.session and one.session.messages_received, "one node is announced")
     close(visitor)
     with pytest.raises(api.RendezvousClosedError):
         waiting.result(30)
@@ -399,8 +399,8 @@ def test_a_node_does_not_end_its_session_under_the_sessions_lock(nodes: Nodes, m
     """The session's thread needs the lock to end: the node would wait 5 s for it."""
     one, visitor = nodes.add(), nodes.add()
     [waiting] = nodes.join(one)
-    until(lambda: one._session and one._session.messages_received, "one node is announced")
-    session, end_session, free = one._session, one._end_session, list[bool]()
+    until(lambda: one.session and one.session.messages_received, "one node is announced")
+    session, end_session, free = one.session, one.end_session, list[bool]()
     assert session is not None
 
     def acquire() -> bool:
@@ -413,7 +413,7 @@ def test_a_node_does_not_end_its_session_under_the_sessions_lock(nodes: Nodes, m
         free.append(nodes.pool.submit(acquire).result())
         end_session()
 
-    monkeypatch.setattr(one, "_end_session", end)
+    monkeypatch.setattr(one, "end_session", end)
     visitor.set_closed()
     with pytest.raises(api.RendezvousClosedError):
         waiting.result(30)
@@ -427,17 +427,17 @@ def test_a_node_that_arrives_at_a_closed_full_rendezvous_gets_torchs_error(nodes
     one.set_closed()
     with pytest.raises(api.RendezvousClosedError):
         late.next_rendezvous()
-    assert two._session is not None
+    assert two.session is not None
     until(two.is_closed, "the other node learns of it")
-    two._session._receive(Standby("the round is full without this node", redundant=True))
-    assert not two._session.redundant
+    two.session._receive(Standby("the round is full without this node", redundant=True))
+    assert not two.session.redundant
 
 
 def test_a_lost_store_is_logged_and_never_raised_while_a_round_runs(nodes: Nodes) -> None:
     one, two = nodes.add((1, 2), heartbeat_timeout=1), nodes.add((1, 2), heartbeat_timeout=1)
     nodes.join_all(one, two)
-    one._hosted.close()  # type: ignore[union-attr]
-    until(lambda: two._session and two._session.down_since, "the loss is detected")
+    one.hosted.close()  # type: ignore[union-attr]
+    until(lambda: two.session and two.session.down_since, "the loss is detected")
     assert (one.num_nodes_waiting(), two.num_nodes_waiting()) == (0, 0)
     assert two.shutdown() is False
 
@@ -449,11 +449,11 @@ def test_a_node_that_waits_for_a_round_does_not_outwait_a_lost_store(nodes: Node
     nodes.join_all(one, last)
     last._endpoint = replace(last._endpoint, read_timeout=1)
     [waiting] = nodes.join(last)
-    until(lambda: last._session and last._session.start is None, "the node has left its round")
-    with last._session.changed:  # type: ignore[union-attr]
-        last._session.redundant = redundant  # type: ignore[union-attr]
-        last._session.changed.notify_all()  # type: ignore[union-attr]
-    one._hosted.close()  # type: ignore[union-attr]
+    until(lambda: last.session and last.session.start is None, "the node has left its round")
+    with last.session.changed:  # type: ignore[union-attr]
+        last.session.redundant = redundant  # type: ignore[union-attr]
+        last.session.changed.notify_all()  # type: ignore[union-attr]
+    one.hosted.close()  # type: ignore[union-attr]
     with pytest.raises(api.RendezvousConnectionError, match="has been unavailable for 1 s"):
         waiting.result(30)
 
@@ -473,7 +473,7 @@ def test_errors_other_than_rendezvous_errors_are_raised(nodes: Nodes, monkeypatc
 def test_a_dropped_handler_is_collected_and_its_session_ends(nodes: Nodes) -> None:
     one, two = nodes.add((1, 2)), nodes.add((1, 2))
     nodes.join_all(one, two)
-    thread, reference = two._session._thread, weakref.ref(two)  # type: ignore[union-attr]
+    thread, reference = two.session._thread, weakref.ref(two)  # type: ignore[union-attr]
     nodes.handlers.remove(two)
     del two
     gc.collect()
@@ -507,7 +507,7 @@ def test_only_an_inferred_host_accepts_another_host(nodes: Nodes, monkeypatch: p
     port = nodes.add()._endpoint.port
     assert [e["node_state"].name for e in events] == ["INIT"]
     inferred = create_handler(params(endpoint=f"localhost:{port}"))
-    assert inferred._hosted is None
+    assert inferred.hosted is None
     with pytest.raises(api.RendezvousConnectionError):
         create_handler(params(endpoint=f"localhost:{port}", is_host=True))
 
@@ -518,8 +518,8 @@ def test_a_store_outlives_the_thread_that_started_it(nodes: Nodes) -> None:
     # The thread has ended.
     infos = nodes.join_all(host, nodes.add())
     assert [i.world_size for i in infos] == [2, 2]
-    assert host._hosted is not None
-    assert host._hosted._process.poll() is None
+    assert host.hosted is not None
+    assert host.hosted._process.poll() is None
 
 
 def test_a_store_ends_with_the_process_that_hosts_it() -> None:

@@ -135,7 +135,7 @@ async def test_a_hosted_store_does_not_wait_for_nodes_that_end_their_round(monke
     nodes = [await announce(port, key, "r", index) for index in range(2)]
     for node in nodes:
         await receive(node, StartRound)  # neither reports that its workers have started: the round stays as it is
-    process = handler._hosted._process
+    process = handler.hosted._process
     assert handler.shutdown()
     assert process.returncode in (0, -signal.SIGTERM), "it was not killed: the signal found it serving or ending"
     for node in nodes:
@@ -148,7 +148,7 @@ async def test_a_hosted_store_does_not_wait_for_nodes_that_end_their_round(monke
 def test_a_hosted_store_that_does_not_react_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     before = pipes()
     handler = hosting_handler(monkeypatch, end_timeout=0.2)
-    process = handler._hosted._process
+    process = handler.hosted._process
     assert not handler.is_closed()  # the store serves
     os.kill(process.pid, signal.SIGSTOP)
     assert not handler.shutdown()

@@ -80,7 +80,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     monkeypatch.setitem(sys.modules, "torch", found)
     monkeypatch.setattr(pinned_memory, "SMALLEST", MIB)
     monkeypatch.setattr(pinned_memory, "_reported", False)
-    monkeypatch.setattr(pinned_memory, "_registered_bytes", 0)
+    monkeypatch.setattr(pinned_memory, "registered_bytes", 0)
     monkeypatch.setattr(pinned_memory, "lockable_bytes", lambda: None)
     yield found
     gc.collect()
@@ -104,7 +104,7 @@ def test_memory_is_registered_once(driver: Driver) -> None:
     for number in range(1, 7):
         commit(found, 3 * MIB, number)
     assert driver.calls == [("register", 3), ("register", 3)]
-    assert pinned_memory._registered_bytes == 6 * MIB
+    assert pinned_memory.registered_bytes == 6 * MIB
 
 
 def test_a_block_that_is_a_few_bytes_longer_or_shorter_keeps_its_memory(driver: Driver) -> None:
@@ -125,7 +125,7 @@ def test_memory_is_unregistered_before_its_size_changes(driver: Driver) -> None:
         ("unregister", 9), ("register", 2), ("unregister", 9), ("register", 2),
     ]  # fmt: skip
     assert driver.problems == []
-    assert pinned_memory._registered_bytes == 4 * MIB
+    assert pinned_memory.registered_bytes == 4 * MIB
 
 
 def test_memory_is_unregistered_when_a_state_ends(driver: Driver) -> None:
@@ -135,7 +135,7 @@ def test_memory_is_unregistered_when_a_state_ends(driver: Driver) -> None:
     gc.collect()
     assert driver.calls == [("register", 3), ("unregister", 3)]
     assert driver.problems == []
-    assert pinned_memory._registered_bytes == 0
+    assert pinned_memory.registered_bytes == 0
 
 
 def test_a_commit_does_not_wait_for_the_driver_but_new_memory_does(driver: Driver) -> None:
@@ -165,7 +165,7 @@ def test_memory_that_the_driver_refuses_is_plain(
     reported = capsys.readouterr().err.splitlines()
     assert len(reported) == 1
     assert "elasticjob: commits copy to plain memory, which is slower: the driver does not register" in reported[0]
-    assert pinned_memory._registered_bytes == 0
+    assert pinned_memory.registered_bytes == 0
 
 
 def test_memory_beyond_a_limit_is_plain(

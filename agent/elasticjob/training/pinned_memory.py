@@ -33,7 +33,7 @@ _LIMITS = ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_byt
 """Where a container sees its own limit, with version 2 and 1 of cgroups."""
 
 _lock = threading.Lock()
-_registered_bytes = 0
+registered_bytes = 0
 _reported = False
 
 
@@ -94,7 +94,7 @@ def register(memory: mmap.mmap) -> Registration | None:
     device = _device_in_use(torch)
     if torch is None or device is None or len(memory) < SMALLEST:
         return None
-    if problem := pinning_refusal(len(memory), _registered_bytes, lockable_bytes(), usable_bytes()):
+    if problem := pinning_refusal(len(memory), registered_bytes, lockable_bytes(), usable_bytes()):
         _report(problem)
         return None
     _count(len(memory))
@@ -171,9 +171,9 @@ def _address(memory: mmap.mmap) -> int:
 
 
 def _count(size: int) -> None:
-    global _registered_bytes
+    global registered_bytes
     with _lock:
-        _registered_bytes += size
+        registered_bytes += size
 
 
 def _report(problem: str) -> None:

@@ -245,7 +245,7 @@ class KubeClient:
                 return answer
             if attempt == self._attempts or not (status in (0, 408, 429) or status >= 500):
                 break
-            await asyncio.sleep(_retry_delay(attempt, retry_after))
+            await asyncio.sleep(retry_delay(attempt, retry_after))
         if status == 0:
             raise Unclear(f"{what}: {answer.get('message', 'no response')}")
         raise error_from(status, answer, what)
@@ -357,7 +357,7 @@ def _seconds(text: str | None) -> float:
     return float(text) if text and text.isascii() and text.isdigit() else 0.0
 
 
-def _retry_delay(attempt: int, retry_after: float) -> float:
+def retry_delay(attempt: int, retry_after: float) -> float:
     """Return Retry-After, else a delay that doubles from 0.2 s; with jitter, so that clients do not retry together."""
     base: float = retry_after or 0.1 * 2**attempt
     return min(LONGEST_WAIT, base) * random.uniform(0.8, 1.2)  # noqa: S311  # no secret

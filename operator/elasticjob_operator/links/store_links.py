@@ -45,7 +45,7 @@ TURN_SECONDS = 1.0
 """Seconds after which an attempt without an answer does not count any more: stores that are down delay no others."""
 
 
-_RECEIVED = ReceiveBudget(RECEIVED_BYTES)
+RECEIVED = ReceiveBudget(RECEIVED_BYTES)
 
 
 class LinkConnection(Protocol):
@@ -76,7 +76,7 @@ async def connect_store(address: StoreAddress, key: bytes, source: ReportSource)
         timeout=CONNECT_TIMEOUT,
     )
     link.decoder = FrameDecoder(source)
-    link.share(_RECEIVED, group=f"namespace {source.namespace}")
+    link.share(RECEIVED, group=f"namespace {source.namespace}")
     return link
 
 

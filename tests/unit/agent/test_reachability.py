@@ -53,6 +53,10 @@ class Coordinator:
         return self.age
 
 
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
 def reach(node: ReachabilityMonitor) -> Coordinator:
     """Give a node a link to the coordinator."""
     coordinator = Coordinator()
@@ -62,8 +66,8 @@ def reach(node: ReachabilityMonitor) -> Coordinator:
 
 def lose(node: ReachabilityMonitor) -> None:
     """Take the link away; the coordinator had not answered for long."""
-    assert node._coordinator is not None
-    cast("Coordinator", node._coordinator).lost_by_keep_alive = True
+    assert node.coordinator is not None
+    cast("Coordinator", node.coordinator).lost_by_keep_alive = True
     node.coordinator_link_changed(None)
 
 
@@ -80,13 +84,13 @@ class Pair:
         self.server = StoreServer(links=self.host.gate().accept)
 
     async def connect(self, number: int = 1) -> None:
-        port = await self.server.start("127.0.0.1")
+        self.port = port = await self.server.start("127.0.0.1")
         start = StartRound(RoundId(1, 0, number), 0, 2, 0, 2, 0, 2, "127.0.0.1", port, 0, 3)
         for rank, node in enumerate((self.host, self.other)):
             reach(node)
             node.begin_round(replace(start, group_rank=rank))
         self.client = await StoreClient.connect("127.0.0.1", port)
-        await self.until(lambda: bool(self.host._links) and self.other._round_store_link is not None)
+        await self.until(lambda: bool(self.host.links) and self.other.round_store_link is not None)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         while not condition():
@@ -95,8 +99,8 @@ class Pair:
     async def goes_on(self, *nodes: ReachabilityMonitor) -> None:
         """Wait until each node has found three times that it may write."""
         for node in nodes * 3:
-            timer = node._timer
-            await self.until(lambda: node._timer is not timer)  # noqa: B023
+            timer = node.next_check
+            await self.until(lambda: node.next_check is not timer)  # noqa: B023
         assert self.cut.empty()
 
 
@@ -119,8 +123,8 @@ async def test_nodes_continue_if_only_the_coordinator_is_unreachable(pair: Pair)
 
 async def test_a_node_continues_if_only_the_other_nodes_are_unreachable(pair: Pair) -> None:
     pair.other.end_round()
-    AGES.update(dict.fromkeys(pair.host._links.values(), math.inf))
-    await pair.until(lambda: not pair.host._links)
+    AGES.update(dict.fromkeys(pair.host.links.values(), math.inf))
+    await pair.until(lambda: not pair.host.links)
     await pair.goes_on(pair.host)
 
 
@@ -131,7 +135,7 @@ async def test_a_store_host_without_any_link_is_cut_off(pair: Pair, reason: str)
     elif reason == "lost":
         lose(pair.host)
     else:
-        cast("Coordinator", pair.host._coordinator).age = 1.0
+        cast("Coordinator", pair.host.coordinator).age = 1.0
     pair.other.end_round()
     assert await asyncio.wait_for(pair.cut.get(), 10) == "host"
     assert pair.greeted.empty()
@@ -139,9 +143,9 @@ async def test_a_store_host_without_any_link_is_cut_off(pair: Pair, reason: str)
 
 async def test_a_coordinator_that_answers_again_over_the_same_link_is_greeted(pair: Pair) -> None:
     """Links that keep-alive has not found lost yet count by their last answers: the coordinator's side may be first."""
-    coordinator = cast("Coordinator", pair.host._coordinator)
+    coordinator = cast("Coordinator", pair.host.coordinator)
     coordinator.age = 1.0
-    AGES.update(dict.fromkeys(pair.host._links.values(), math.inf))
+    AGES.update(dict.fromkeys(pair.host.links.values(), math.inf))
     assert await asyncio.wait_for(pair.cut.get(), 10) == "host"
     assert pair.greeted.empty()
     coordinator.age = 0.0
@@ -155,16 +159,16 @@ async def test_a_node_that_reaches_neither_store_is_cut_off(pair: Pair, reason: 
     if reason == "closed":
         await pair.server.close()
     else:
-        assert pair.other._round_store_link is not None
-        AGES[pair.other._round_store_link] = math.inf
+        assert pair.other.round_store_link is not None
+        AGES[pair.other.round_store_link] = math.inf
     assert await asyncio.wait_for(pair.cut.get(), 10) == "other"
 
 
 async def test_a_coordinator_that_closes_the_link_counts_while_its_successor_waits(pair: Pair) -> None:
-    pair.host._keep_alive = KeepAlive(interval=60)
-    before = pair.host._now()
+    pair.host.keep_alive = KeepAlive(interval=60)
+    before = now()
     pair.host.coordinator_link_changed(None)
-    assert before + TAKEOVER_TIMEOUT <= pair.host._coordinator_end() <= pair.host._now() + TAKEOVER_TIMEOUT
+    assert before + TAKEOVER_TIMEOUT <= pair.host.coordinator_end() <= now() + TAKEOVER_TIMEOUT
 
 
 async def test_a_node_that_has_ended_its_round_gives_no_permission_to_the_others(pair: Pair) -> None:
@@ -173,9 +177,9 @@ async def test_a_node_that_has_ended_its_round_gives_no_permission_to_the_others
     pair.host.end_round()
     assert await asyncio.wait_for(pair.cut.get(), 10) == "other"
     # Group rank 1 tries again, and is refused.
-    await pair.until(lambda: pair.other._round_store_link is not None)
-    await pair.until(lambda: pair.other._round_store_link is None)
-    assert not pair.host._links
+    await pair.until(lambda: pair.other.round_store_link is not None)
+    await pair.until(lambda: pair.other.round_store_link is None)
+    assert not pair.host.links
 
 
 async def test_a_node_that_has_ended_its_round_without_a_coordinator_is_counted_until_the_next(pair: Pair) -> None:
@@ -194,23 +198,23 @@ async def test_a_link_without_an_answer_is_sent_data_before_its_end(
 ) -> None:
     """TCP repeats data within the time for which answers count, but a lost probe only after it."""
     lose(pair.other)
-    link = pair.other._round_store_link
+    link = pair.other.round_store_link
     assert link is not None
     sent: list[object] = []
     monkeypatch.setattr(link, "send", sent.append)
-    pair.other._keep_alive = KeepAlive()
-    pair.other._start_until = -math.inf
+    pair.other.keep_alive = KeepAlive()
+    pair.other.start_until = -math.inf
     AGES[link] = 1.2
-    pair.other._check_within()
-    await pair.until(lambda: pair.other._timer is not None and pair.other._timer.when() > pair.other._now() + 0.01)
+    pair.other.check_within()
+    await pair.until(lambda: pair.other.next_check is not None and pair.other.next_check.when() > now() + 0.01)
     assert not sent
     AGES[link] = 1.3
-    pair.other._check_within()
+    pair.other.check_within()
     await pair.until(lambda: bool(sent))
     assert sent == [MemberLink(RoundId(1, 0, 1), 1)]
     assert pair.cut.empty()
     AGES[link] = 1.8
-    pair.other._check_within()
+    pair.other.check_within()
     assert await asyncio.wait_for(pair.cut.get(), 10) == "other"
 
 
@@ -218,7 +222,7 @@ async def test_a_round_of_one_node_is_never_cut_off(pair: Pair) -> None:
     pair.host.begin_round(StartRound(RoundId(1, 0, 2), 0, 1, 0, 1, 0, 1, "127.0.0.1", 1, 0, 3))
     pair.other.end_round()
     lose(pair.host)
-    await pair.until(lambda: pair.host._timer is None)
+    await pair.until(lambda: pair.host.next_check is None)
     assert pair.cut.empty()
 
 
@@ -240,10 +244,9 @@ async def test_a_node_leaves_the_store_to_the_workers_at_first(monkeypatch: pyte
 
 async def test_a_node_without_the_key_does_not_count(pair: Pair) -> None:
     stranger = ReachabilityMonitor("run", b"x" * 32, SHORT, lambda: None)
-    port = pair.server._server.sockets[0].getsockname()[1] if pair.server._server else 0
-    stranger.begin_round(StartRound(RoundId(1, 0, 1), 1, 2, 1, 2, 1, 2, "127.0.0.1", port, 0, 3))
+    stranger.begin_round(StartRound(RoundId(1, 0, 1), 1, 2, 1, 2, 1, 2, "127.0.0.1", pair.port, 0, 3))
     await pair.until(lambda: pair.server.counters.dropped["refused-link"] > 0)
-    assert len(pair.host._links) == 1
+    assert len(pair.host.links) == 1
     stranger.end_round()
 
 
@@ -253,26 +256,24 @@ async def test_a_node_without_the_key_does_not_count(pair: Pair) -> None:
 class Group:
     """The node that hosts the store of a round of four nodes, and the monitors of the others, by group rank."""
 
-    def __init__(self, pair: Pair, server: StoreServer) -> None:
-        assert server._server is not None
+    def __init__(self, pair: Pair) -> None:
         self.cut: asyncio.Queue[int] = asyncio.Queue()
         self.nodes = [ReachabilityMonitor("run", KEY, SHORT, partial(self.cut.put_nowait, rank)) for rank in range(4)]
-        self.host, self.server, self.until = self.nodes[0], server, pair.until
-        port = server._server.sockets[0].getsockname()[1]
-        self.start = StartRound(RoundId(1, 0, 1), 0, 4, 0, 4, 0, 4, "127.0.0.1", port, 0, 3)
-        server.serve_link = self.host.gate().accept
+        self.host, self.server, self.until = self.nodes[0], pair.server, pair.until
+        self.start = StartRound(RoundId(1, 0, 1), 0, 4, 0, 4, 0, 4, "127.0.0.1", pair.port, 0, 3)
+        self.server.serve_link = self.host.gate().accept
 
     async def connect(self) -> None:
         for rank, node in enumerate(self.nodes):
             reach(node)
             node.begin_round(replace(self.start, group_rank=rank))
-        await self.until(lambda: len(self.host._links) == 3 and all(n._round_store_link for n in self.nodes[1:]))
+        await self.until(lambda: len(self.host.links) == 3 and all(n.round_store_link for n in self.nodes[1:]))
 
     async def end(self, *ranks: int) -> None:
         """End these nodes."""
         for rank in ranks:
             self.nodes[rank].end_round()
-        await self.until(lambda: not {(self.start.round, rank) for rank in ranks} & self.host._links.keys())
+        await self.until(lambda: not {(self.start.round, rank) for rank in ranks} & self.host.links.keys())
 
     def lose_coordinator(self, *ranks: int) -> None:
         for rank in ranks:
@@ -284,7 +285,7 @@ class Group:
 
 @pytest.fixture
 async def group(pair: Pair) -> AsyncIterator[Group]:
-    group = Group(pair, pair.server)
+    group = Group(pair)
     await group.connect()
     yield group
     for node in group.nodes:
@@ -294,8 +295,8 @@ async def group(pair: Pair) -> AsyncIterator[Group]:
 async def test_group_rank_0_without_more_than_half_of_the_nodes_is_cut_off(group: Group) -> None:
     group.lose_coordinator(0)
     await group.end(3)
-    await group.until(lambda: group.host._now() > group.host._start_until)
-    await group.until(lambda: group.host._timer is not None and group.host._timer.when() > group.host._now())
+    await group.until(lambda: now() > group.host.start_until)
+    await group.until(lambda: group.host.next_check is not None and group.host.next_check.when() > now())
     assert group.cut.empty()  # three of four nodes
     await group.end(2)
     assert await group.next_cut() == 0
@@ -312,21 +313,21 @@ async def test_a_cut_off_node_accepts_links_once_it_reaches_the_coordinator(grou
     group.lose_coordinator(0)
     await group.end(2, 3)
     assert await group.next_cut() == 0
-    await group.until(lambda: not group.host._links and not group.nodes[1]._round_store_link)
+    await group.until(lambda: not group.host.links and not group.nodes[1].round_store_link)
     # Group rank 1 tries again, and is refused.
-    await group.until(lambda: group.nodes[1]._round_store_link is not None)
-    await group.until(lambda: not group.host._links and not group.nodes[1]._round_store_link)
+    await group.until(lambda: group.nodes[1].round_store_link is not None)
+    await group.until(lambda: not group.host.links and not group.nodes[1].round_store_link)
     reach(group.host)
-    await group.until(lambda: bool(group.host._links))
+    await group.until(lambda: bool(group.host.links))
     assert group.cut.empty()  # group rank 1 reached the coordinator all the time
 
 
 async def test_a_node_that_connects_twice_counts_once(group: Group) -> None:
     key = (group.start.round, 1)
-    first = group.host._links[key]
+    first = group.host.links[key]
     twin = ReachabilityMonitor("run", KEY, SHORT, lambda: None)
     twin.begin_round(replace(group.start, group_rank=1))
-    await group.until(lambda: group.host._links[key] is not first)
+    await group.until(lambda: group.host.links[key] is not first)
     group.lose_coordinator(0)
     await group.end(2, 3)
     assert await group.next_cut() == 0
@@ -349,7 +350,7 @@ async def test_a_node_whose_first_link_does_not_come_up_is_cut_off(pair: Pair) -
 async def test_a_node_that_begins_a_round_without_the_coordinator_has_time_for_its_first_link(pair: Pair) -> None:
     lose(pair.host)
     lose(pair.other)
-    await pair.until(lambda: pair.other._now() > pair.other._start_until)
+    await pair.until(lambda: now() > pair.other.start_until)
     await pair.connect(2)
     assert pair.cut.empty()
     await pair.goes_on(pair.host, pair.other)

@@ -189,13 +189,13 @@ async def test_another_version_of_the_handshake_is_refused(peer: Peer) -> None:
 )
 def test_both_sides_use_the_lower_version_of_the_messages(peer: dict[str, object], agreed: int) -> None:
     """A peer that names none is elasticjob 0.1.0."""
-    assert link_module._lower_protocol(peer) == agreed
+    assert link_module.lower_protocol(peer) == agreed
 
 
 @pytest.mark.parametrize("protocol", [1, 0, -1, 2.0, True, "3", None, [3]])
 def test_a_peer_of_an_unusable_version_is_refused(protocol: object) -> None:
     with pytest.raises(LinkRefused, match="this side needs version 2"):
-        link_module._lower_protocol({"protocol": protocol})
+        link_module.lower_protocol({"protocol": protocol})
 
 
 async def test_an_older_peer_is_not_sent_what_it_does_not_know(peer: Peer) -> None:

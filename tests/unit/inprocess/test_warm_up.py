@@ -111,7 +111,7 @@ def test_a_gpu_that_does_not_answer_keeps_no_process(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The CPU stands for it. The process forms its groups, and what comes of the GPU later does not touch them."""
-    answer, ended, reduce_gradients = threading.Event(), threading.Event(), warm_up_module._reduce_gradients
+    answer, ended, reduce_gradients = threading.Event(), threading.Event(), warm_up_module.reduce_gradients
     main = threading.main_thread()
 
     def reduce_late(network: Any, device: Any, group: Any) -> None:
@@ -125,7 +125,7 @@ def test_a_gpu_that_does_not_answer_keeps_no_process(
         return None
 
     monkeypatch.setattr(warm_up_module, "_gpu", lambda: torch.device("cpu"))
-    monkeypatch.setattr(warm_up_module, "_reduce_gradients", reduce_late)
+    monkeypatch.setattr(warm_up_module, "reduce_gradients", reduce_late)
     monkeypatch.setattr(warm_up_module, "GPU_TIMEOUT", 0.05)
     assert not warm_up()
     assert "cpu has not done a small step with gloo within 0.05 s; this process goes on" in capsys.readouterr().err
@@ -144,7 +144,7 @@ def test_a_gpu_that_does_not_answer_keeps_no_process(
 
 
 def test_a_gpu_that_fails_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    reduce_gradients = warm_up_module._reduce_gradients
+    reduce_gradients = warm_up_module.reduce_gradients
 
     def fails_on_gpu(network: Any, device: Any, group: Any) -> None:
         if threading.current_thread() is not threading.main_thread():
@@ -152,6 +152,6 @@ def test_a_gpu_that_fails_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: p
         reduce_gradients(network, device, group)
 
     monkeypatch.setattr(warm_up_module, "_gpu", lambda: torch.device("cpu"))
-    monkeypatch.setattr(warm_up_module, "_reduce_gradients", fails_on_gpu)
+    monkeypatch.setattr(warm_up_module, "reduce_gradients", fails_on_gpu)
     assert warm_up()
     assert "will take longer: CUDA error: out of memory" in capsys.readouterr().err

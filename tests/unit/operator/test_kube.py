@@ -74,7 +74,7 @@ class Server:
 
 @pytest.fixture
 async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Server, KubeClient]]:
-    monkeypatch.setattr(kube_client, "_retry_delay", lambda attempt, retry_after: 0.0)
+    monkeypatch.setattr(kube_client, "retry_delay", lambda attempt, retry_after: 0.0)
     fake = Server()
     app = web.Application()
     app.router.add_route("*", "/{tail:.*}", fake.handle)
@@ -225,7 +225,7 @@ async def test_after_the_last_attempt_the_error_is_raised(server: Pair) -> None:
 
 
 async def test_no_response_is_unclear(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kube_client, "_retry_delay", lambda attempt, retry_after: 0.0)
+    monkeypatch.setattr(kube_client, "retry_delay", lambda attempt, retry_after: 0.0)
     api = KubeClient(client.ApiClient(client.Configuration(host="http://127.0.0.1:1")), RateLimit(100, 100))
     before = api.last_success
     with pytest.raises(Unclear):
@@ -278,7 +278,7 @@ async def test_aiohttp_reads_the_environment_only_for_a_proxy(
     (tmp_path / "config").write_text(json.dumps(KUBECONFIG))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
     api = await connect_cluster(rate=1000.0, burst=1000)
-    monkeypatch.setattr(kube_client, "_retry_delay", lambda attempt, retry_after: 0.0)
+    monkeypatch.setattr(kube_client, "retry_delay", lambda attempt, retry_after: 0.0)
     with pytest.raises(Unclear):
         await api.get(PODS, "ns", "p")
     assert api._api.rest_client.pool_manager.trust_env is trusted
@@ -298,7 +298,7 @@ async def test_the_lease_is_renewed_while_a_large_job_uses_all_connections(serve
             for _ in range(kube_client.AT_ONCE):
                 await fake.hung.acquire()
             fake.hang = False
-            assert await lease_thread.run(operator._election(0)._try_acquire())
+            assert await lease_thread.run(operator._election(0).try_acquire())
     finally:
         await lease_thread.run(operator.lease_api.close())
         await lease_thread.close()
@@ -308,9 +308,9 @@ async def test_the_lease_is_renewed_while_a_large_job_uses_all_connections(serve
 
 
 def test_retry_delays_grow_and_follow_retry_after() -> None:
-    assert 0.15 < kube_client._retry_delay(1, 0.0) < 0.25
-    assert 2.3 < kube_client._retry_delay(1, 3.0) < 3.7
-    assert kube_client._retry_delay(30, 0.0) <= kube_client.LONGEST_WAIT * 1.2
+    assert 0.15 < kube_client.retry_delay(1, 0.0) < 0.25
+    assert 2.3 < kube_client.retry_delay(1, 3.0) < 3.7
+    assert kube_client.retry_delay(30, 0.0) <= kube_client.LONGEST_WAIT * 1.2
 
 
 def test_the_rate_limit_allows_a_burst_and_then_the_rate() -> None:

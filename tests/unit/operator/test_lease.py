@@ -84,7 +84,7 @@ async def test_the_second_candidate_waits_and_takes_over_a_released_lease() -> N
         if clock.now > 30:
             await first.release()
         else:
-            assert await first._try_acquire()
+            assert await first.try_acquire()
 
     clock.on_sleep = renew_then_release
     await second.acquire()
@@ -138,7 +138,7 @@ async def test_a_leader_writes_until_another_may_lead() -> None:
 async def test_of_two_simultaneous_candidates_one_leads() -> None:
     api = Api(0.0)
     elections = [election(api, name)[0] for name in "ab"]
-    assert [await e._try_acquire() for e in elections] == [True, False]
+    assert [await e.try_acquire() for e in elections] == [True, False]
 
 
 async def test_on_an_error_the_lease_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +148,7 @@ async def test_on_an_error_the_lease_is_not_taken(monkeypatch: pytest.MonkeyPatc
         raise KubeError("down")
 
     monkeypatch.setattr(api, "get", broken)
-    assert await election(api, "a")[0]._try_acquire() is False
+    assert await election(api, "a")[0].try_acquire() is False
     assert (LEASES, "op") not in api.objects
 
 
@@ -254,7 +254,7 @@ async def test_slow_requests_do_not_cost_the_lease(monkeypatch: pytest.MonkeyPat
     async def slow(*args: Any, **more: Any) -> Any:
         clock.now += REQUEST_TIMEOUT * 0.9
         candidate.clock = lambda: clock.now
-        assert not await candidate._try_acquire()
+        assert not await candidate.try_acquire()
         renewals[0] += 1
         if renewals[0] > 50:
             raise asyncio.CancelledError
@@ -304,6 +304,6 @@ async def test_the_lease_is_released_although_the_last_renewal_got_no_answer(mon
 
     with monkeypatch.context() as broken:
         broken.setattr(api, "update", lose_answer)
-        assert not await leader._try_acquire()
+        assert not await leader.try_acquire()
     await leader.release()
     assert api.objects[LEASES, "op"]["spec"]["holderIdentity"] == ""

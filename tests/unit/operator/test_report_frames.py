@@ -226,7 +226,7 @@ async def test_a_frame_that_takes_long_is_followed_by_a_longer_pause(monkeypatch
 async def test_what_waits_of_all_stores_is_bounded_and_the_greediest_one_loses_its_link(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_links, "_RECEIVED", ReceiveBudget(500_000))
+    monkeypatch.setattr(store_links, "RECEIVED", ReceiveBudget(500_000))
     honest = await store.connect(2)
     await asyncio.wait_for(store.sent.wait(), 20.0)
     store.reports = [of_nodes(15_000)]
@@ -241,7 +241,7 @@ async def test_what_waits_of_all_stores_is_bounded_and_the_greediest_one_loses_i
 
 async def test_a_link_that_is_closed_leaves_no_report_behind(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     budget = ReceiveBudget(store_links.RECEIVED_BYTES)
-    monkeypatch.setattr(store_links, "_RECEIVED", budget)
+    monkeypatch.setattr(store_links, "RECEIVED", budget)
     link = await store.connect(2)
     await until(lambda: budget.total > 0)
     link.close()
@@ -321,7 +321,7 @@ async def test_large_frames_wait_with_their_links_where_they_count(
     store: Store, thread: HeldThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     budget = ReceiveBudget(store_links.RECEIVED_BYTES)
-    monkeypatch.setattr(store_links, "_RECEIVED", budget)
+    monkeypatch.setattr(store_links, "RECEIVED", budget)
     first = asyncio.create_task(receive("a", 2000))
     store.reports = [of_nodes(2001)]
     link = await store.connect(4096)

@@ -36,9 +36,9 @@ def test_equal_maps_have_equal_pickles() -> None:
 
 
 def test_a_change_does_not_copy_everything() -> None:
-    count = 10 * persistent_map._MAX_CHANGES
+    count = 10 * persistent_map.MAX_CHANGES
     mappings = [PersistentMap({n: n for n in range(count)}, {})]
     for n in range(count):
         mappings.append(mappings[-1].put(n, -n))
-        assert len(mappings[-1]._changes) <= persistent_map._MAX_CHANGES
+        assert len(mappings[-1]._changes) <= persistent_map.MAX_CHANGES
     assert len({id(mapping._base) for mapping in mappings}) <= 10

@@ -233,7 +233,7 @@ class ControlLink:
         self._frames.close()
 
 
-def _lower_protocol(peer: Mapping[str, Any]) -> int:
+def lower_protocol(peer: Mapping[str, Any]) -> int:
     """Return the version of the messages that both sides know. LinkRefused: the peer is too old."""
     protocol = peer.get("protocol", UNNAMED_PROTOCOL)
     if type(protocol) is not int or protocol < OLDEST_PROTOCOL:
@@ -325,7 +325,7 @@ async def _connect(host: str, port: int, role: LinkRole, key: bytes, run_id: str
         transport.write(wire.request(wire.Op.LINK, number=HANDSHAKE))
         first = await frames.receive_object()
         nonces = str(first.get("nonce")), secrets.token_hex(16)
-        handshake = _Handshake(key, _lower_protocol(first), role, run_id, nonces)
+        handshake = _Handshake(key, lower_protocol(first), role, run_id, nonces)
         hello = {"role": role.value, "run_id": run_id, "nonce": nonces[1], "proof": handshake.proof(None)}
         frames.send(codec.dumps(hello | {"macs": MACS, "protocol": PROTOCOL}))
         answer = await frames.receive_object()
@@ -380,7 +380,7 @@ async def _authenticate(gate: LinkGate, frames: FrameProtocol, version: int, pee
     if answer.get("run_id") != run_id:
         # The peer has proved nothing yet, so it must not learn which run this store serves.
         raise LinkRefused(f"the peer belongs to run {str(answer.get('run_id'))[:80]!r}, this store to another one")
-    handshake = _Handshake(key, _lower_protocol(answer), role, run_id, (nonce, client_nonce))
+    handshake = _Handshake(key, lower_protocol(answer), role, run_id, (nonce, client_nonce))
     if len(client_nonce) < 32 or not _is_proof(answer.get("proof"), handshake.proof(None)):
         raise LinkRefused(f"the peer has the wrong key for role {role.value}")
     welcome = replace(gate.welcome, passive=gate.passive())

@@ -9,7 +9,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 T = TypeVar("T")
 
-_MAX_CHANGES = 64
+MAX_CHANGES = 64
 """How many changes a map holds in addition to its base before they are merged into a new base."""
 
 
@@ -25,9 +25,9 @@ class PersistentMap(Mapping[K, V]):
     def put(self, key: K, value: V) -> PersistentMap[K, V]:
         """Return a copy with this value.
 
-        N calls cost about N * _MAX_CHANGES / 2 + N * N / _MAX_CHANGES steps; N copies of a dict cost N * N.
+        N calls cost about N * MAX_CHANGES / 2 + N * N / MAX_CHANGES steps; N copies of a dict cost N * N.
         """
-        base = self._merged() if len(self._changes) >= _MAX_CHANGES else self._base
+        base = self._merged() if len(self._changes) >= MAX_CHANGES else self._base
         changes = self._changes if base is self._base else {}
         return PersistentMap(base, {**changes, key: value})
 

@@ -59,7 +59,7 @@ class StoreCell:
     def __init__(self, store: Any, key: str, hosted: HostedStore | None = None) -> None:
         self._store = store
         self._key = key
-        self._hosted = hosted
+        self.hosted = hosted
 
     def get(self) -> bytes:
         return bytes(self._store.get(self._key))
@@ -126,7 +126,7 @@ class ElasticJobRendezvousBackend(RendezvousBackend):  # type: ignore[misc]  # t
 
     def __init__(self, cell: Cell) -> None:
         """Raise RendezvousConnectionError if the cell is unreachable."""
-        self._cell = cell
+        self.cell = cell
         self._call(lambda: cell.compare_set(b"", NULL_SENTINEL))
 
     @property
@@ -135,7 +135,7 @@ class ElasticJobRendezvousBackend(RendezvousBackend):  # type: ignore[misc]  # t
         return Backend.C10D.value
 
     def get_state(self) -> tuple[bytes, Any] | None:
-        return _decode(self._call(self._cell.get))
+        return _decode(self._call(self.cell.get))
 
     def set_state(self, state: bytes, token: Any = None) -> tuple[bytes, Any, bool] | None:
         if token and not isinstance(token, bytes):
@@ -143,7 +143,7 @@ class ElasticJobRendezvousBackend(RendezvousBackend):  # type: ignore[misc]  # t
             current = self.get_state()
             return None if current is None else (*current, False)
         expected, desired = token or NULL_SENTINEL, b64encode(state)
-        current = _decode(self._call(lambda: self._cell.compare_set(expected, desired)))
+        current = _decode(self._call(lambda: self.cell.compare_set(expected, desired)))
         # The value does not identify its writer, so an equal state counts as set by this call, as in torch's backend.
         return None if current is None else (*current, current[0] == state)
 

@@ -75,9 +75,10 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
         check_settings(settings)
         self._settings = settings
         self._endpoint = endpoint
-        self._hosted = hosted
+        self.hosted = hosted
         self._node = NodeDesc(local_addr or socket.getfqdn(), os.getpid(), next(_local_ids))
-        self._session: CoordinatorSession | None = None
+        self.session: CoordinatorSession | None = None
+        """The session with the coordinator, from the first round on until this handler has ended or lost it."""
         self._closed = ""
         """Why the rendezvous is closed, once this handler has learnt of it: it is never open again."""
         self._stores = RoundStoresOfTorch(self._node.addr, endpoint.read_timeout)
@@ -120,9 +121,9 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
         return info
 
     def _join(self) -> tuple[StartRound, Any]:
-        if self._session is None and self._closed:
+        if self.session is None and self._closed:
             raise RendezvousClosedError(self._closed)
-        port, session = self._stores.serve_next(), self._session
+        port, session = self._stores.serve_next(), self.session
         if session is None:
             session = self._open(port)
         else:
@@ -184,7 +185,7 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
         return threading.TIMEOUT_MAX if down is None else down + self._endpoint.read_timeout - time.monotonic()
 
     def _lost_store(self, problem: str) -> RendezvousConnectionError:
-        self._end_session()
+        self.end_session()
         lost = f"the store at {self._endpoint} has been unavailable for {self._endpoint.read_timeout} s"
         return RendezvousConnectionError(f"{lost}: {problem}" if problem else lost)
 
@@ -198,13 +199,13 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
             session.leave_round(0, left_round)
         with session.changed:
             session.changed.wait_for(lambda: session.termination is not None, WITHDRAW_TIMEOUT)
-        self._end_session()
+        self.end_session()
 
     def _error_of(self, session: CoordinatorSession) -> RendezvousError:
         """End the session and return the error for torchrun: why no round will start."""
         termination = session.termination or Termination(Outcome.LEFT, "RendezvousClosed", message=session.closed)
         redundant = session.redundant
-        self._end_session()
+        self.end_session()
         if termination.outcome is Outcome.ERROR:
             return RendezvousConnectionError(termination.message)
         why = termination.message or termination.reason
@@ -229,7 +230,7 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
         The coordinator decides this: nodes are ready to join, were lost or drained, or their workers failed. Waiting
         nodes that are not ready do not count.
         """
-        return int(self._session is not None and self._session.must_stop)
+        return int(self.session is not None and self.session.must_stop)
 
     def is_closed(self) -> bool:
         """See the base class. A handler that has not joined asks the coordinator without becoming a member."""
@@ -243,7 +244,7 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
 
     def _closed_reason(self) -> str:
         """Return why the rendezvous is closed, empty while it is open."""
-        session, timeout = self._session, float(self._endpoint.read_timeout)
+        session, timeout = self.session, float(self._endpoint.read_timeout)
         if session is None:
             return self._ask(QueryClosed(), connect_timeout=timeout, answer_timeout=timeout)
         with session.changed:
@@ -257,11 +258,11 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
         """See the base class. A replacement of the store keeps the rendezvous closed."""
         try:
             why = f"the node {self._node} closed the rendezvous"
-            if self._session is None:
+            if self.session is None:
                 self._close_without_joining(why)
             else:
-                self._session.close_rendezvous(why)
-                self._await_close(self._session)
+                self.session.close_rendezvous(why)
+                self._await_close(self.session)
             self._record_close("set_closed")
         except Exception as error:
             self._record_failure("set_closed", error)
@@ -286,16 +287,16 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
             self._record_failure("shutdown", problem)
             raise
         finally:
-            self._end_session()
+            self.end_session()
             self._stores.clear()
-            if self._hosted is not None:
-                self._hosted.close()
+            if self.hosted is not None:
+                self.hosted.close()
         return True
 
     def _close(self, failure: str) -> None:
         """Close the rendezvous and leave it. `failure`: the error that ends this node; empty without one."""
         why = f"the node {self._node} {f'failed ({failure}) and ' if failure else ''}closed the rendezvous"
-        session = self._session
+        session = self.session
         if session is None:
             self._close_without_joining(why)
             return
@@ -367,15 +368,15 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
             local_world_size=1,
         )
         session = CoordinatorSession(self._dial(), announcement, connect_timeout=float(self._endpoint.read_timeout))
-        self._session = session
+        self.session = session
         # The session's thread must not refer to the handler: a dropped handler is collected, and its session ends.
         self._end = weakref.finalize(self, session.close)
         return session
 
-    def _end_session(self) -> None:
-        if self._session is not None:
+    def end_session(self) -> None:
+        if self.session is not None:
             self._end()
-            self._session = None
+            self.session = None
 
     def _record_close(self, caller: str) -> None:
         self._record(caller, f"The node '{self._node}' has closed '{self.get_run_id()}'.", NodeState.SUCCEEDED)

@@ -45,7 +45,7 @@ def warm_up() -> bool:
         group = dist.group.WORLD
         with torch.random.fork_rng(devices=[]):
             models = [torch.nn.Linear(4, 4, dtype=torch.float32, device="cpu") for _ in range(2)]
-        _reduce_gradients(models[0], torch.device("cpu"), group)
+        reduce_gradients(models[0], torch.device("cpu"), group)
         return gpu is None or _warm_up_gpu(models[1], gpu, group)
     except Exception as error:
         _report(str(error))
@@ -86,7 +86,7 @@ def _use_gpu(model: torch.nn.Module, gpu: torch.device, group: Any, errors: list
     try:
         if gpu.type == "cuda":
             torch.cuda.set_device(gpu)  # each thread has a device of its own
-        _reduce_gradients(model, gpu, group)
+        reduce_gradients(model, gpu, group)
         if gpu.type == "cuda":
             load_kernels(gpu.type)
             torch.cuda.synchronize(gpu)  # an error of a kernel is reported here, and not to the script
@@ -114,7 +114,7 @@ def gpu_to_use(current: int, reserved: Sequence[int]) -> torch.device:
     return torch.device("cuda", current if current in used or not used else used[0])
 
 
-def _reduce_gradients(network: torch.nn.Module, device: torch.device, group: Any) -> None:
+def reduce_gradients(network: torch.nn.Module, device: torch.device, group: Any) -> None:
     """Run both passes of a model on the device. The script may have set another default for devices and types."""
     with torch.enable_grad():
         model = DistributedDataParallel(network.to(device), process_group=group)

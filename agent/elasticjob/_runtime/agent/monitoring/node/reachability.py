@@ -60,50 +60,51 @@ class ReachabilityMonitor:
     ) -> None:
         self._run_id = run_id
         self._key = key
-        self._keep_alive = keep_alive
+        self.keep_alive = keep_alive
         self._cut_off = cut_off
         self._greet_again = greet_again
-        self._coordinator: ControlLink | None = None
+        self.coordinator: ControlLink | None = None
         """The link to the coordinator, while there is one."""
         self._coordinator_until = -math.inf
         """Until when this node trusts the coordinator, according to the last answer that was checked; loop time."""
-        self._round_store_link: ControlLink | None = None
+        self.round_store_link: ControlLink | None = None
         """The link of this node to the round's store, while there is one and it is on another node."""
-        self._links: dict[tuple[RoundId, int], ControlLink] = {}
+        self.links: dict[tuple[RoundId, int], ControlLink] = {}
         """Links of other nodes to the stores of this node, by round and group rank."""
         self._is_cut_off = False
         """Whether this node has been cut off in this round, and has not reached a coordinator since."""
         self._round: StartRound | None = None
         self._ended = RoundId(0, 0, 0)
         """The last round that ended while there was a coordinator."""
-        self._start_until = -math.inf
+        self.start_until = -math.inf
         """Until when links to other nodes may still be missing, because the round has just begun; loop time."""
         self._task: asyncio.Task[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self.next_check: asyncio.TimerHandle | None = None
+        """None while nothing that is known can take the permission away."""
 
     def gate(self) -> LinkGate:
         """Return the gate through which a process-group store of this node accepts links of other nodes."""
-        return LinkGate(Welcome(self._run_id, 0, 0), {LinkRole.AGENT: self._key}, self._serve, self._keep_alive)
+        return LinkGate(Welcome(self._run_id, 0, 0), {LinkRole.AGENT: self._key}, self._serve, self.keep_alive)
 
     def coordinator_link_changed(self, link: ControlLink | None) -> None:
         """Handle a new link to the coordinator, or the loss of the link (None)."""
-        lost, self._coordinator = self._coordinator, link
+        lost, self.coordinator = self.coordinator, link
         if link is not None:
             self._is_cut_off = False
         elif lost is not None and not lost.lost_by_keep_alive:
             # The coordinator has closed the link, so its kernel has answered just now.
-            self._coordinator_until = self._now() + min(self._keep_alive.trusted_seconds, TRUST_AFTER_CLOSE)
-        self._check_within()
+            self._coordinator_until = self._now() + min(self.keep_alive.trusted_seconds, TRUST_AFTER_CLOSE)
+        self.check_within()
 
     def begin_round(self, start: StartRound) -> None:
         """Monitor a round that begins."""
         self.end_round()
         self._round = start
         self._end_links(lambda round_id: round_id < start.round)
-        self._start_until = self._now() + self._keep_alive.trusted_seconds
+        self.start_until = self._now() + self.keep_alive.trusted_seconds
         if start.group_rank > 0:
             self._task = background_task(self._keep_link(start))
-        self._check_within()
+        self.check_within()
 
     def end_round(self) -> None:
         """Stop monitoring the round: it has ended or is about to.
@@ -111,10 +112,10 @@ class ReachabilityMonitor:
         The links of other nodes to this one are ended too, so that they do not count on it any more. They stay if this
         node has no coordinator, because no other round can begin then.
         """
-        if self._round is not None and self._coordinator is not None:
+        if self._round is not None and self.coordinator is not None:
             self._ended = self._round.round
             self._end_links(lambda round_id: round_id <= self._ended)
-        self._round, self._round_store_link = None, None
+        self._round, self.round_store_link = None, None
         self._is_cut_off = False
         self._set_timer(None)
         if self._task is not None:
@@ -125,21 +126,21 @@ class ReachabilityMonitor:
 
     async def _keep_link(self, start: StartRound) -> None:
         """Keep a link to the store on group rank 0."""
-        await asyncio.sleep(min(LINK_DELAY + start.group_rank * LINK_SPACING, self._keep_alive.trusted_seconds / 2))
+        await asyncio.sleep(min(LINK_DELAY + start.group_rank * LINK_SPACING, self.keep_alive.trusted_seconds / 2))
         while True:
             with contextlib.suppress(OSError, LinkError):
                 link = await connect(
                     start.master_addr, start.master_port, role=LinkRole.AGENT, key=self._key, run_id=self._run_id,
-                    keep_alive=self._keep_alive,
+                    keep_alive=self.keep_alive,
                 )  # fmt: skip
                 try:
                     link.send(MemberLink(start.round, start.group_rank))
-                    self._round_store_link = link
+                    self.round_store_link = link
                     await self._until_closed(link)
                 finally:
                     link.close()
-                self._round_store_link = None
-                self._check_within()
+                self.round_store_link = None
+                self.check_within()
             await asyncio.sleep(BACKOFF)
 
     async def _until_closed(self, link: ControlLink) -> None:
@@ -157,14 +158,14 @@ class ReachabilityMonitor:
             link.send(CutOffNotice())
             return
         key = (member.round, member.group_rank)
-        self._links[key] = link
+        self.links[key] = link
         try:
             await self._until_closed(link)
         finally:
             # The other node may have connected again already.
-            if self._links.get(key) is link:
-                del self._links[key]
-                self._check_within(LOSSES_TOGETHER)
+            if self.links.get(key) is link:
+                del self.links[key]
+                self.check_within(LOSSES_TOGETHER)
 
     # ---- the decision
 
@@ -172,50 +173,54 @@ class ReachabilityMonitor:
         return asyncio.get_running_loop().time()
 
     def _trusted_until(self, link: ControlLink) -> float:
-        return self._now() - link.seconds_since_answer() + self._keep_alive.trusted_seconds
+        return self._now() - link.seconds_since_answer() + self.keep_alive.trusted_seconds
 
-    def _coordinator_end(self) -> float:
+    def coordinator_end(self) -> float:
         """Return until when this node trusts the coordinator; loop time."""
-        if self._coordinator is not None:
+        if self.coordinator is not None:
             # A link that is closing at this moment has no age. The time of its last answer counts.
-            self._coordinator_until = max(self._coordinator_until, self._trusted_until(self._coordinator))
+            self._coordinator_until = max(self._coordinator_until, self._trusted_until(self.coordinator))
         return self._coordinator_until
 
     def _links_of(self, start: StartRound) -> dict[int, ControlLink]:
         """Return the links to other nodes, by group rank."""
-        links = {rank: link for (round_id, rank), link in self._links.items() if round_id == start.round}
-        return links if self._round_store_link is None else {**links, 0: self._round_store_link}
+        links = {rank: link for (round_id, rank), link in self.links.items() if round_id == start.round}
+        return links if self.round_store_link is None else {**links, 0: self.round_store_link}
 
-    def _check_within(self, seconds: float = 0.0) -> None:
+    def check_within(self, seconds: float = 0.0) -> None:
         """Check within so many seconds, only once for all the links that are lost until then."""
         at = self._now() + seconds
-        if self._round is not None and not self._is_cut_off and (self._timer is None or self._timer.when() > at):
+        if (
+            self._round is not None
+            and not self._is_cut_off
+            and (self.next_check is None or self.next_check.when() > at)
+        ):
             self._set_timer(at)
 
     def _set_timer(self, at: float | None) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = None if at is None else asyncio.get_running_loop().call_at(at, self._check)
+        if self.next_check is not None:
+            self.next_check.cancel()
+        self.next_check = None if at is None else asyncio.get_running_loop().call_at(at, self._check)
 
     def _check(self) -> None:
         """Give up, or check again when this node's permission to write may end.
 
         The links to other nodes are checked only if the coordinator's last answer is too old.
         """
-        start, now, at = self._round, self._now(), self._coordinator_end()
+        start, now, at = self._round, self._now(), self.coordinator_end()
         if start is None:
             return
         if at <= now:
             links = self._links_of(start)
             ends = {rank: self._trusted_until(link) for rank, link in links.items()}
-            end = max(permission_end(start.group_rank, start.group_world_size, at, ends), self._start_until)
+            end = max(permission_end(start.group_rank, start.group_world_size, at, ends), self.start_until)
             if end <= now:
                 self._give_up(start)
                 return
-            at = end - self._keep_alive.resend_window
+            at = end - self.keep_alive.resend_window
             if at <= now:
                 at = end
-                silent = now + self._keep_alive.resend_window
+                silent = now + self.keep_alive.resend_window
                 self._ask(start, [link for rank, link in links.items() if ends[rank] <= silent])
         self._set_timer(at if at < math.inf else None)
 
@@ -233,18 +238,18 @@ class ReachabilityMonitor:
         self._look_for_answer()
 
     def _end_links(self, of: Callable[[RoundId], bool]) -> None:
-        for (round_id, _), link in tuple(self._links.items()):
+        for (round_id, _), link in tuple(self.links.items()):
             if of(round_id):
                 link.send(CutOffNotice())
                 link.close()
 
     def _look_for_answer(self) -> None:
         """Greet the coordinator once it answers again, unless keep-alive ends the link first."""
-        if self._coordinator is None or not self._is_cut_off:
+        if self.coordinator is None or not self._is_cut_off:
             return
-        if self._coordinator.seconds_since_answer() < self._keep_alive.trusted_seconds:
+        if self.coordinator.seconds_since_answer() < self.keep_alive.trusted_seconds:
             self._is_cut_off = False
-            self._check_within()
+            self.check_within()
             self._greet_again()
         else:
             asyncio.get_running_loop().call_later(ANSWER_INTERVAL, self._look_for_answer)
