@@ -82,7 +82,7 @@ class SimulatedNode:
 
     @property
     def bytes(self) -> int:
-        return transferred(self.link._frames.transport.get_extra_info("socket"))
+        return transferred(self.link.frames.transport.get_extra_info("socket"))
 
 
 class Crowd:

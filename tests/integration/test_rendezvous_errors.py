@@ -186,7 +186,7 @@ def test_a_corrupt_message_costs_only_its_sender_its_link(store: Store) -> None:
 
     async def send_garbage() -> None:
         link = await connect("127.0.0.1", store.port, role=LinkRole.AGENT, key=store.key, run_id=RUN_ID)
-        link._frames.send(b'{"type": "Announce", "index": "three"}')
+        link.frames.send(b'{"type": "Announce", "index": "three"}')
         assert await link.receive() is None
 
     store.call(send_garbage())
@@ -245,7 +245,7 @@ def test_a_refusal_by_an_impostor_ends_nothing(store: Store, caplog: pytest.LogC
     impostor._refusals = 4
     session = one.session
     assert session is not None
-    session._schedule(session._node._link._frames.transport.abort)
+    session._schedule(session._node._link.frames.transport.abort)
     until(lambda: impostor.refused == 4 and not session.down_since, "the node is connected again")
     assert [handler.num_nodes_waiting() for handler in (one, two)] == [0, 0]
     for handler in (one, two):

@@ -49,7 +49,7 @@ class Nodes:
     def add(self, nodes: tuple[int, int] = (2, 2), **conf: Any) -> Handler:
         endpoint, host = "localhost:0", not self.handlers
         if self.handlers:
-            endpoint = f"localhost:{self.handlers[0]._endpoint.port}"
+            endpoint = f"localhost:{self.handlers[0].endpoint.port}"
         conf = {"read_timeout": 20, **conf}
         handler: Handler = create_handler(params(nodes=nodes, endpoint=endpoint, is_host=host, **conf))
         self.handlers.append(handler)
@@ -153,10 +153,10 @@ def record_events(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 def test_a_node_is_identified_by_address_process_and_counter(nodes: Nodes) -> None:
     handlers = list(nodes.pool.map(lambda _: create_handler(params(is_host=False)), range(16)))
-    assert len({h._node.local_id for h in handlers}) == 16
-    assert {(h._node.addr, h._node.pid) for h in handlers} == {("127.0.0.1", os.getpid())}
+    assert len({h.node.local_id for h in handlers}) == 16
+    assert {(h.node.addr, h.node.pid) for h in handlers} == {("127.0.0.1", os.getpid())}
     unnamed = Handler(read_settings(params()), StoreEndpoint("localhost", 1, b"k", 1))
-    assert unnamed._node.addr == socket.getfqdn()
+    assert unnamed.node.addr == socket.getfqdn()
 
 
 # ---- rounds
@@ -447,7 +447,7 @@ def test_a_node_that_waits_for_a_round_does_not_outwait_a_lost_store(nodes: Node
     """Also not one that has been in a round: its session would reconnect without limit."""
     one, last = nodes.add(), nodes.add(join_timeout=600)
     nodes.join_all(one, last)
-    last._endpoint = replace(last._endpoint, read_timeout=1)
+    last.endpoint = replace(last.endpoint, read_timeout=1)
     [waiting] = nodes.join(last)
     until(lambda: last.session and last.session.start is None, "the node has left its round")
     with last.session.changed:  # type: ignore[union-attr]
@@ -504,7 +504,7 @@ def test_a_wrong_key_is_an_error_that_names_it(nodes: Nodes) -> None:
 
 def test_only_an_inferred_host_accepts_another_host(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     events = record_events(monkeypatch)
-    port = nodes.add()._endpoint.port
+    port = nodes.add().endpoint.port
     assert [e["node_state"].name for e in events] == ["INIT"]
     inferred = create_handler(params(endpoint=f"localhost:{port}"))
     assert inferred.hosted is None
@@ -556,9 +556,7 @@ def test_events_name_the_node_and_its_rank(nodes: Nodes, monkeypatch: pytest.Mon
     nodes.join_all(one)
     joined = [("RUNNING", None), ("SUCCEEDED", None), ("RUNNING", 0)]
     assert [(e["node_state"].name, e["rank"]) for e in events] == joined
-    assert {(e["hostname"], e["pid"], e["local_id"]) for e in events} == {
-        ("127.0.0.1", os.getpid(), one._node.local_id)
-    }
+    assert {(e["hostname"], e["pid"], e["local_id"]) for e in events} == {("127.0.0.1", os.getpid(), one.node.local_id)}
     one.set_closed()
     with pytest.raises(api.RendezvousClosedError):
         one.next_rendezvous()

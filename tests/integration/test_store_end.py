@@ -131,7 +131,7 @@ def pipes() -> set[str]:
 async def test_a_hosted_store_does_not_wait_for_nodes_that_end_their_round(monkeypatch: pytest.MonkeyPatch) -> None:
     before = pipes()
     handler = hosting_handler(monkeypatch, end_timeout=30.0)
-    key, port = handler._endpoint.key, handler._endpoint.port
+    key, port = handler.endpoint.key, handler.endpoint.port
     nodes = [await announce(port, key, "r", index) for index in range(2)]
     for node in nodes:
         await receive(node, StartRound)  # neither reports that its workers have started: the round stays as it is

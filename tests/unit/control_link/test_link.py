@@ -210,7 +210,7 @@ async def test_an_older_peer_is_not_sent_what_it_does_not_know(peer: Peer) -> No
 
 async def test_messages_of_an_unknown_type_are_ignored(peer: Peer) -> None:
     link = await connect("127.0.0.1", peer.port, role=LinkRole.AGENT, key=NODE, run_id="run-1")
-    link._frames.send(b'{"type":"OfALaterVersion","round":"1.0.1"}')
+    link.frames.send(b'{"type":"OfALaterVersion","round":"1.0.1"}')
     link.send(Ready())
     assert await link.receive() == Standby("Ready")
 
@@ -240,9 +240,9 @@ async def test_unknown_fields_of_a_newer_welcome_are_ignored(peer: Peer) -> None
 async def test_an_invalid_frame_closes_the_link(peer: Peer, frame: bytes, error: str) -> None:
     link = await connect("127.0.0.1", peer.port, role=LinkRole.AGENT, key=NODE, run_id="run-1")
     if error in ("not JSON", "want an object"):
-        link._frames.send(frame)
+        link.frames.send(frame)
     else:
-        link._frames.transport.write(frame)
+        link.frames.transport.write(frame)
     assert error in await asyncio.wait_for(peer.ends.get(), 5)
     assert await asyncio.wait_for(link.receive(), 5) is None
 
@@ -271,9 +271,9 @@ async def test_a_large_first_message_may_follow_the_handshake_at_once() -> None:
 
 async def test_a_peer_that_does_not_read_is_disconnected(peer: Peer) -> None:
     link = await connect("127.0.0.1", peer.port, role=LinkRole.AGENT, key=NODE, run_id="run-1")
-    link._frames.transport.pause_reading()
+    link.frames.transport.pause_reading()
     served = await peer.links.get()
-    while not served._frames.transport.is_closing():
+    while not served.frames.transport.is_closing():
         served.send(Standby("x" * 500_000))
     assert await asyncio.wait_for(peer.ends.get(), 5) == "the peer does not read its messages"
     link.close()
@@ -341,7 +341,7 @@ async def test_links_use_kernel_keep_alive(peer: Peer) -> None:
     peer.server.serve_link = LinkGate(WELCOME, {LinkRole.AGENT: NODE}, peer.serve, keep_alive).accept
     link = await connect("127.0.0.1", peer.port, role=LinkRole.AGENT, key=NODE, run_id="run-1", keep_alive=keep_alive)
     for side in (link, await peer.links.get()):
-        sock = side._frames.transport.get_extra_info("socket")
+        sock = side.frames.transport.get_extra_info("socket")
         tcp = [
             sock.getsockopt(socket.IPPROTO_TCP, option)
             for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)
@@ -489,7 +489,7 @@ async def test_frames_that_an_attacker_on_the_path_touches_end_the_link(
 
 async def test_a_frame_of_one_direction_is_forged_in_the_other(peer: Peer) -> None:
     link = await connect("127.0.0.1", peer.port, role=LinkRole.AGENT, key=NODE, run_id="run-1")
-    link._frames._send_mac = link._frames._receive_mac
+    link.frames.send_mac = link.frames.receive_mac
     link.send(Ready())
     assert "its tag is wrong" in await asyncio.wait_for(peer.ends.get(), 5)
     link.close()
@@ -497,7 +497,7 @@ async def test_a_frame_of_one_direction_is_forged_in_the_other(peer: Peer) -> No
 
 async def test_links_have_different_frame_keys(peer: Peer) -> None:
     links = [await connect("127.0.0.1", peer.port, role=LinkRole.AGENT, key=NODE, run_id="run-1") for _ in range(2)]
-    macs = [mac for link in links for mac in (link._frames._send_mac, link._frames._receive_mac)]
+    macs = [mac for link in links for mac in (link.frames.send_mac, link.frames.receive_mac)]
     assert len({mac.digest() for mac in macs if mac is not None}) == 4
     for link in links:
         link.close()
@@ -518,14 +518,14 @@ async def test_without_blake2b_hmac_protects_the_frames(peer: Peer, monkeypatch:
     link.send(Ready())
     link.send(Leaving("x"))
     assert [await link.receive(), await link.receive()] == [Standby("Ready"), Standby("Leaving")]
-    link._frames.transport.write(struct.pack("!I", len(FORGED) + TAG_SIZE) + FORGED + b"x" * TAG_SIZE)
+    link.frames.transport.write(struct.pack("!I", len(FORGED) + TAG_SIZE) + FORGED + b"x" * TAG_SIZE)
     assert "its tag is wrong" in await asyncio.wait_for(peer.ends.get(), 5)
     link.close()
 
 
 async def test_a_client_without_a_common_mac_is_refused(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
-    served = link_module._choose_mac
-    monkeypatch.setattr(link_module, "_choose_mac", lambda offered: served(["other"]))
+    served = link_module.choose_mac
+    monkeypatch.setattr(link_module, "choose_mac", lambda offered: served(["other"]))
     with pytest.raises(LinkRefused, match="none of the MACs blake2b, hmac-sha256"):
         await connect("127.0.0.1", peer.port, role=LinkRole.AGENT, key=NODE, run_id="run-1")
 

@@ -146,9 +146,9 @@ class FrameProtocol(asyncio.Protocol):
         """Group of this connection in the budget."""
         self._stalled: asyncio.TimerHandle | None = None
         """With a budget: closes the connection if the rest of an incomplete frame does not arrive."""
-        self._send_mac: Mac | None = None
+        self.send_mac: Mac | None = None
         """Covers all frames sent; None during the handshake."""
-        self._receive_mac: Mac | None = None
+        self.receive_mac: Mac | None = None
         """Covers all frames received; None during the handshake."""
 
     def protect(self, mac: str, send_key: bytes, receive_key: bytes) -> None:
@@ -156,7 +156,7 @@ class FrameProtocol(asyncio.Protocol):
 
         `mac`: one of `MACS`.
         """
-        self._send_mac, self._receive_mac = _CONSTRUCTORS[mac](send_key), _CONSTRUCTORS[mac](receive_key)
+        self.send_mac, self.receive_mac = _CONSTRUCTORS[mac](send_key), _CONSTRUCTORS[mac](receive_key)
 
     def share(self, budget: ReceiveBudget, group: Hashable) -> None:
         """Share this budget with other connections, as one of this group.
@@ -208,7 +208,7 @@ class FrameProtocol(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._buffer += data
         self._extract_frames()
-        if self._receive_mac is None and len(self._buffer) + self._unreceived > _UNRECEIVED_FRAMES * self.limit:
+        if self.receive_mac is None and len(self._buffer) + self._unreceived > _UNRECEIVED_FRAMES * self.limit:
             self.fail("it sent too much during the handshake")
         elif self._unreceived > (_UNRECEIVED_FRAMES if self._budget is None else 1) * self.limit and not self._paused:
             self._paused = True
@@ -288,7 +288,7 @@ class FrameProtocol(asyncio.Protocol):
             self.transport.resume_reading()
             self._watch_progress()
         # Here and in `send` without further calls: a rendezvous of thousands of agents has as many short frames.
-        mac = self._receive_mac
+        mac = self.receive_mac
         if mac is None:
             return frame[_LENGTH.size :]
         mac.update(frame[:-TAG_SIZE])
@@ -307,7 +307,7 @@ class FrameProtocol(asyncio.Protocol):
         """Buffer a frame for the peer. Does nothing if the connection is closed."""
         if self.transport.is_closing():
             return
-        mac = self._send_mac
+        mac = self.send_mac
         if mac is None:
             self.transport.write(_LENGTH.pack(len(frame)) + frame)
         else:

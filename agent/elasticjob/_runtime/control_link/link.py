@@ -170,18 +170,18 @@ class ControlLink:
         """`host:port` of the other side."""
         self.decoder: Decoder | None = None
         """Decodes the frames if their number and size are not trusted; None: each is decoded at once."""
-        self._frames = frames
+        self.frames = frames
         frames.limit = FRAME_LIMIT[role]
 
     @property
     def lost_by_keep_alive(self) -> bool:
         """Whether the link was lost because the peer vanished; False if either side closed it, or if it is open."""
-        return self._frames.lost_by_keep_alive
+        return self.frames.lost_by_keep_alive
 
     def seconds_since_answer(self) -> float:
         """Return the seconds since the peer's kernel last answered; infinite once the link is closed."""
-        sock = self._frames.transport.get_extra_info("socket")
-        return math.inf if self._frames.transport.is_closing() else seconds_since_answer(sock)
+        sock = self.frames.transport.get_extra_info("socket")
+        return math.inf if self.frames.transport.is_closing() else seconds_since_answer(sock)
 
     def send(self, message: Message) -> None:
         """Buffer a message for the peer; never blocks. Does nothing if the link is closed, or if the peer is older than
@@ -192,11 +192,11 @@ class ControlLink:
         """
         if not is_known(message, self.protocol):
             return
-        frame, limit = encode(message, self.protocol), self._frames.limit - TAG_SIZE
+        frame, limit = encode(message, self.protocol), self.frames.limit - TAG_SIZE
         if len(frame) > limit:
-            self._frames.fail(f"a message has {len(frame)} bytes; {limit} bytes are allowed")
+            self.frames.fail(f"a message has {len(frame)} bytes; {limit} bytes are allowed")
             return
-        self._frames.send(frame)
+        self.frames.send(frame)
 
     async def receive(self) -> Message | None:
         """Return the next message, None once the link is closed. LinkError: a frame was invalid; the link is closed."""
@@ -204,7 +204,7 @@ class ControlLink:
             try:
                 if self.decoder is not None:
                     return await self._receive_paced(self.decoder)
-                frame = await self._frames.receive()
+                frame = await self.frames.receive()
                 return None if frame is None else decode(frame)
             except UnknownMessageError as error:
                 log.debug("ignored a message of %s: %s", self.peer, error)
@@ -214,23 +214,23 @@ class ControlLink:
 
     async def _receive_paced(self, decoder: Decoder) -> Message | None:
         # Frames that wait for the decoder stay with the connection, which reads no more of them than it may hold.
-        await self._frames.wait()
+        await self.frames.wait()
         await decoder.pause()
-        async with decoder.turn(self._frames.largest_waiting):
-            frame = await self._frames.receive()
-            while self._frames.waiting:
-                newer = await self._frames.receive()
+        async with decoder.turn(self.frames.largest_waiting):
+            frame = await self.frames.receive()
+            while self.frames.waiting:
+                newer = await self.frames.receive()
                 if newer is not None and decoder.is_complete(newer):
                     frame = newer
             return None if frame is None else await decoder.decode(frame)
 
     def share(self, budget: ReceiveBudget, group: Hashable) -> None:
         """Share this budget of bytes that have arrived with other links, as one of this group (`ReceiveBudget`)."""
-        self._frames.share(budget, group)
+        self.frames.share(budget, group)
 
     def close(self) -> None:
         """Close the link after all buffered messages have been sent. After `share`, nothing is received any more."""
-        self._frames.close()
+        self.frames.close()
 
 
 def lower_protocol(peer: Mapping[str, Any]) -> int:
@@ -274,7 +274,7 @@ def _is_proof(sent: object, expected: str) -> bool:
     return hmac.compare_digest(expected.encode(), str(sent).encode(errors="replace"))
 
 
-def _choose_mac(offered: object) -> str:
+def choose_mac(offered: object) -> str:
     """Return the best MAC of those that the other side has."""
     for mac in MACS:
         if isinstance(offered, list) and mac in offered:
@@ -334,7 +334,7 @@ async def _connect(host: str, port: int, role: LinkRole, key: bytes, run_id: str
         welcome = _parse_welcome(sent)
         if not _is_proof(answer.get("proof"), handshake.proof(sent)):
             raise LinkRefused("the store did not prove that it has the key")
-        mac = _choose_mac([answer.get("mac")])
+        mac = choose_mac([answer.get("mac")])
         to_server, to_client = handshake.frame_keys(mac, sent)
         frames.protect(mac, send_key=to_server, receive_key=to_client)
     except BaseException:
@@ -384,7 +384,7 @@ async def _authenticate(gate: LinkGate, frames: FrameProtocol, version: int, pee
     if len(client_nonce) < 32 or not _is_proof(answer.get("proof"), handshake.proof(None)):
         raise LinkRefused(f"the peer has the wrong key for role {role.value}")
     welcome = replace(gate.welcome, passive=gate.passive())
-    sent, mac = codec.dump(welcome), _choose_mac(answer.get("macs"))
+    sent, mac = codec.dump(welcome), choose_mac(answer.get("macs"))
     frames.send(codec.dumps({"proof": handshake.proof(sent), "welcome": sent, "mac": mac}))
     to_server, to_client = handshake.frame_keys(mac, sent)
     frames.protect(mac, send_key=to_client, receive_key=to_server)

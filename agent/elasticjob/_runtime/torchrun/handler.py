@@ -74,14 +74,14 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
         """`hosted`: the store at `endpoint` if it is a child of this process; it ends with this handler."""
         check_settings(settings)
         self._settings = settings
-        self._endpoint = endpoint
+        self.endpoint = endpoint
         self.hosted = hosted
-        self._node = NodeDesc(local_addr or socket.getfqdn(), os.getpid(), next(_local_ids))
+        self.node = NodeDesc(local_addr or socket.getfqdn(), os.getpid(), next(_local_ids))
         self.session: CoordinatorSession | None = None
         """The session with the coordinator, from the first round on until this handler has ended or lost it."""
         self._closed = ""
         """Why the rendezvous is closed, once this handler has learnt of it: it is never open again."""
-        self._stores = RoundStoresOfTorch(self._node.addr, endpoint.read_timeout)
+        self._stores = RoundStoresOfTorch(self.node.addr, endpoint.read_timeout)
 
     @property
     def settings(self) -> RendezvousSettings:
@@ -103,7 +103,7 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
     def next_rendezvous(self) -> RendezvousInfo:
         """See the base class. The join timeout does not run while the node is redundant."""
         caller = "next_rendezvous"
-        self._record(caller, f"The node '{self._node}' attempts to join the next round of '{self.get_run_id()}'.")
+        self._record(caller, f"The node '{self.node}' attempts to join the next round of '{self.get_run_id()}'.")
         try:
             start, store = self._join()
             info = RendezvousInfo(store, start.group_rank, start.group_world_size, self._bootstrap(start, store))
@@ -114,7 +114,7 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
             message = f"Round {start.round} of '{self.get_run_id()}' is complete."
             self._record(caller, message, NodeState.SUCCEEDED)
         message = (
-            f"The node '{self._node}' has joined round {start.round} of '{self.get_run_id()}' as rank "
+            f"The node '{self.node}' has joined round {start.round} of '{self.get_run_id()}' as rank "
             f"{start.group_rank} in a world of size {start.group_world_size}."
         )
         self._record(caller, message, rank=start.group_rank)
@@ -182,11 +182,11 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
     def _patience(self, session: CoordinatorSession) -> float:
         """Return how many seconds this node still waits for a store that is unavailable."""
         down = session.down_since
-        return threading.TIMEOUT_MAX if down is None else down + self._endpoint.read_timeout - time.monotonic()
+        return threading.TIMEOUT_MAX if down is None else down + self.endpoint.read_timeout - time.monotonic()
 
     def _lost_store(self, problem: str) -> RendezvousConnectionError:
         self.end_session()
-        lost = f"the store at {self._endpoint} has been unavailable for {self._endpoint.read_timeout} s"
+        lost = f"the store at {self.endpoint} has been unavailable for {self.endpoint.read_timeout} s"
         return RendezvousConnectionError(f"{lost}: {problem}" if problem else lost)
 
     def _withdraw(self, session: CoordinatorSession, left_round: str = "") -> None:
@@ -220,7 +220,7 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
     def _bootstrap(self, start: StartRound, store: Any) -> RendezvousStoreInfo:
         if self.use_agent_store:
             return RendezvousStoreInfo(start.master_addr, start.master_port)
-        return RendezvousStoreInfo.build(start.group_rank, store, local_addr=self._node.addr)
+        return RendezvousStoreInfo.build(start.group_rank, store, local_addr=self.node.addr)
 
     # ---- while a round runs ----------------------------------------------------------------------------------------
 
@@ -244,20 +244,20 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
 
     def _closed_reason(self) -> str:
         """Return why the rendezvous is closed, empty while it is open."""
-        session, timeout = self.session, float(self._endpoint.read_timeout)
+        session, timeout = self.session, float(self.endpoint.read_timeout)
         if session is None:
             return self._ask(QueryClosed(), connect_timeout=timeout, answer_timeout=timeout)
         with session.changed:
             answered = session.changed.wait_for(lambda: session.messages_received or session.termination, timeout)
         ended = session.termination
         if not answered or (ended is not None and ended.outcome is Outcome.ERROR):
-            raise RendezvousConnectionError(f"the coordinator at {self._endpoint} did not answer")
+            raise RendezvousConnectionError(f"the coordinator at {self.endpoint} did not answer")
         return session.closed or (ended.message or ended.reason if ended is not None else "")
 
     def set_closed(self) -> None:
         """See the base class. A replacement of the store keeps the rendezvous closed."""
         try:
-            why = f"the node {self._node} closed the rendezvous"
+            why = f"the node {self.node} closed the rendezvous"
             if self.session is None:
                 self._close_without_joining(why)
             else:
@@ -279,7 +279,7 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
             self._close(type(error).__name__ if error is not None else "")
             self._record_close("shutdown")
         except RendezvousError as problem:
-            message = f"The node '{self._node}' failed to shut down '{self.get_run_id()}': {problem}"
+            message = f"The node '{self.node}' failed to shut down '{self.get_run_id()}': {problem}"
             self._record("shutdown", message, NodeState.FAILED)
             log.warning("%s", message)
             return False
@@ -295,7 +295,7 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
 
     def _close(self, failure: str) -> None:
         """Close the rendezvous and leave it. `failure`: the error that ends this node; empty without one."""
-        why = f"the node {self._node} {f'failed ({failure}) and ' if failure else ''}closed the rendezvous"
+        why = f"the node {self.node} {f'failed ({failure}) and ' if failure else ''}closed the rendezvous"
         session = self.session
         if session is None:
             self._close_without_joining(why)
@@ -316,7 +316,7 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
             )
         if not self._closed:
             raise RendezvousError(
-                f"the coordinator at {self._endpoint} has an operator, which decides when the job ends"
+                f"the coordinator at {self.endpoint} has an operator, which decides when the job ends"
             )
 
     def _await_close(self, session: CoordinatorSession, *, ends_round: bool = False) -> None:
@@ -327,7 +327,7 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
             while not (session.termination or (session.closed and (session.round_ending or not ends_round))):
                 now = time.monotonic()
                 if session.down_since is not None and now >= session.down_since + heartbeat:
-                    raise RendezvousConnectionError(f"the store at {self._endpoint} is unavailable")
+                    raise RendezvousConnectionError(f"the store at {self.endpoint} is unavailable")
                 if now >= deadline:
                     raise RendezvousTimeoutError("the coordinator did not close the rendezvous within close_timeout")
                 session.changed.wait(min(heartbeat, deadline - now))
@@ -342,9 +342,9 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
                 self._dial(), message, connect_timeout=connect_timeout, answer_timeout=answer_timeout
             )
         except NoCoordinatorError as error:
-            raise RendezvousConnectionError(f"the store at {self._endpoint} is unavailable: {error}") from error
+            raise RendezvousConnectionError(f"the store at {self.endpoint} is unavailable: {error}") from error
         except NoAnswerError as error:
-            problem = f"the coordinator at {self._endpoint} did not answer within {answer_timeout:g} s"
+            problem = f"the coordinator at {self.endpoint} did not answer within {answer_timeout:g} s"
             raise RendezvousTimeoutError(problem) from error
         return answer.reason if isinstance(answer, Closed) else ""
 
@@ -352,7 +352,7 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
 
     def _dial(self) -> Callable[[], Awaitable[ControlLink]]:
         """Return a function that opens a link. It must not refer to the handler, see `_open`."""
-        settings, endpoint, run_id = self._settings, self._endpoint, self.get_run_id()
+        settings, endpoint, run_id = self._settings, self.endpoint, self.get_run_id()
         keep_alive = KeepAlive(settings.keep_alive_interval.total_seconds(), settings.keep_alive_max_attempt)
         return lambda: endpoint.dial(run_id, keep_alive)
 
@@ -361,13 +361,13 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
         announcement = Announce(
             index=int(index) if index.isdigit() else ANY_INDEX,
             incarnation=int(os.environ.get(Env.INCARNATION) or 0),
-            agent_id=f"{self._node}_{time.time_ns()}",
-            pod=os.environ.get(Env.POD_NAME) or str(self._node),
-            address=self._node.addr,
+            agent_id=f"{self.node}_{time.time_ns()}",
+            pod=os.environ.get(Env.POD_NAME) or str(self.node),
+            address=self.node.addr,
             store_port=store_port,
             local_world_size=1,
         )
-        session = CoordinatorSession(self._dial(), announcement, connect_timeout=float(self._endpoint.read_timeout))
+        session = CoordinatorSession(self._dial(), announcement, connect_timeout=float(self.endpoint.read_timeout))
         self.session = session
         # The session's thread must not refer to the handler: a dropped handler is collected, and its session ends.
         self._end = weakref.finalize(self, session.close)
@@ -379,7 +379,7 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
             self.session = None
 
     def _record_close(self, caller: str) -> None:
-        self._record(caller, f"The node '{self._node}' has closed '{self.get_run_id()}'.", NodeState.SUCCEEDED)
+        self._record(caller, f"The node '{self.node}' has closed '{self.get_run_id()}'.", NodeState.SUCCEEDED)
 
     def _record_failure(self, caller: str, error: Exception) -> None:
         self._record(caller, f"{type(error).__name__}: {error}", NodeState.FAILED)
@@ -389,5 +389,5 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
         log.info("%s", message)
         construct_and_record_rdzv_event(
             name=f"{type(self).__name__}.{caller}", run_id=self.get_run_id(), message=message, node_state=state,
-            hostname=self._node.addr, pid=self._node.pid, local_id=self._node.local_id, rank=rank,
+            hostname=self.node.addr, pid=self.node.pid, local_id=self.node.local_id, rank=rank,
         )  # fmt: skip
