@@ -10,7 +10,7 @@ import pickle
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from multiprocessing import spawn
@@ -110,20 +110,14 @@ def launch(
         command = (
             [entrypoint, *map(str, args)] if isinstance(entrypoint, str) else _write_call(entrypoint, args, folder)
         )
-        elastic = {"minReplicas": min_nodes or nodes, "maxReplicas": nodes}
-        container: dict[str, Any] = {"name": "trainer", "command": command, "workingDir": os.getcwd()}  # noqa: PTH109
-        container["env"] = [{"name": name, "value": value.replace("$", "$$")} for name, value in (env or {}).items()]
-        spec = {
+        settings = {
             "replicas": nodes,
             "nprocPerNode": nproc_per_node,
-            "elasticPolicy": elastic,
+            "elasticPolicy": {"minReplicas": min_nodes or nodes, "maxReplicas": nodes},
             "failurePolicy": {"maxRestarts": max_restarts},
             "preload": list(preload),
-            "template": {"spec": {"containers": [container]}},
         }
-        metadata = {"name": "launch"}
-        job = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "metadata": metadata, "spec": spec}
-        run = LocalRun(parse_local_job(job))
+        run = LocalRun(parse_local_job(_manifest(command, env or {}, settings)))
         handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             code = run_without_joining(run.run())
@@ -131,6 +125,18 @@ def launch(
             for number, handler in handlers.items():
                 signal.signal(number, handler)
         return _result(code, run, folder)
+
+
+def _manifest(command: Sequence[str], env: Mapping[str, str], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the job whose workers run the command here. `settings`: further fields of its spec."""
+    container = {
+        "name": "trainer",
+        "command": list(command),
+        "workingDir": os.getcwd(),  # noqa: PTH109
+        "env": [{"name": name, "value": value.replace("$", "$$")} for name, value in env.items()],
+    }
+    spec = {**settings, "template": {"spec": {"containers": [container]}}}
+    return {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "metadata": {"name": "launch"}, "spec": spec}
 
 
 def _write_call(function: Callable[..., Any], args: tuple[Any, ...], folder: Path) -> list[str]:

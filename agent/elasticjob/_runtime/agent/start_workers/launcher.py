@@ -55,7 +55,7 @@ PATCHES = str(Path(CODE_ROOT) / IN_WORKERS)
 
 
 class StartError(Exception):
-    """A command that cannot be executed; the message is the operating system's."""
+    """A command that cannot be started; the message says why, mostly in the operating system's words."""
 
 
 @dataclass(frozen=True)

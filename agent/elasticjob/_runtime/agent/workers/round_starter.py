@@ -94,16 +94,7 @@ class RoundStarter:
             self._times.begin_round()
             if not await self._take_code(start.code):
                 return None  # the round ends already
-            await self._end_broken()
-            if not start.state_known:
-                self._end_outdated()
-            if self._command.end_elsewhere():
-                await self._changes.until(lambda: not self._command.process.pid, LONGEST_KILL)
-                if self._command.process.pid:
-                    return self._start_error(start, "the command of the round before does not end")
-                self._command.end_stop()
-            if self._command.starts_alone:
-                self._end_waiting()
+            await self._end_useless(start)
             for local_rank in range(self._config.processes):
                 self._files.folder(start, local_rank)  # if this fails, all processes are parked still
             called |= self._call(start, self._table.workers(KEPT))
@@ -147,6 +138,19 @@ class RoundStarter:
             in_table = (process.worker for process in self._table.processes())
             waiting = filter(None, [self._command.process.worker])
             self._files.delete_folders((*in_table, *waiting, *(worker for worker, _ in prepared)))
+
+    async def _end_useless(self, start: StartRound) -> None:
+        """End the processes of earlier rounds that cannot be used in this one. StartError: the command does not end."""
+        await self._end_broken()
+        if not start.state_known:
+            self._end_outdated()
+        if self._command.end_elsewhere():
+            await self._changes.until(lambda: not self._command.process.pid, LONGEST_KILL)
+            if self._command.process.pid:
+                raise StartError("the command of the round before does not end")
+            self._command.end_stop()
+        if self._command.starts_alone:
+            self._end_waiting()
 
     async def prestart(self, provisional: StartRound) -> Failure | None:
         """As `WorkerGroup.prestart`."""

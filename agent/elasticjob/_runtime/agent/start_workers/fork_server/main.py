@@ -233,15 +233,21 @@ def _serve(
                 return forked
             groups.append(forked)
         if request is not None:
-            group = groups.pop()
-            workers = json.loads(request[0])["workers"]
-            channel = group.start(workers, request[1], report=learning.wants_reports)
-            if channel is not None:
-                learning.listen(channel)
-            for descriptor in request[1]:
-                os.close(descriptor)
-            count = len(workers)
-            control.send(json.dumps({"pids": group.pids[:count], "mutexes": group.mutexes[:count]}).encode())
+            _answer(control, groups.pop(), request[0], request[1], learning)
+
+
+def _answer(
+    control: socket.socket, group: PreforkedWorkers, request: bytes, descriptors: list[int], learning: PreloadLearning
+) -> None:
+    """Make processes of the group the workers of this request, and send their pids and mutexes to the agent."""
+    workers = json.loads(request)["workers"]
+    channel = group.start(workers, descriptors, report=learning.wants_reports)
+    if channel is not None:
+        learning.listen(channel)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    count = len(workers)
+    control.send(json.dumps({"pids": group.pids[:count], "mutexes": group.mutexes[:count]}).encode())
 
 
 def _become_fork_server(result: socket.socket, report: ImportReport, baseline: Baseline, record: PreloadRecord) -> None:
