@@ -105,7 +105,7 @@ dashboards: ## write the Grafana dashboards of the chart
 
 .PHONY: e2e
 e2e: venv cluster images metrics-server ## everything, on the real cluster (it stays up afterwards)
-	@pytest -q -n 3 --maxschedchunk 1 -m '$(SELECTED) and not alone' tests/e2e; first=$$?; \
+	@pytest -q -n 2 --maxschedchunk 1 -m '$(SELECTED) and not alone' tests/e2e; first=$$?; \
 		pytest -q -m '$(SELECTED) and alone' tests/e2e && exit $$first
 
 .PHONY: network-policies

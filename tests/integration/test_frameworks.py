@@ -233,9 +233,11 @@ def test_a_limit_of_batches_gives_the_same_steps_after_interruptions() -> None:
     assert parts.endswith("equal True\n")
 
 
+DEEP = "elastic_data", "lightning", "accelerate"
+
+
 @pytest.mark.parametrize(
-    "example",
-    [pytest.param(name, marks=[pytest.mark.deep] if name in ("elastic_data", "lightning") else []) for name in PRELOAD],
+    "example", [pytest.param(name, marks=[pytest.mark.deep] if name in DEEP else []) for name in PRELOAD]
 )
 def test_a_killed_worker_and_a_drained_node_leave_the_training_as_it_was(example: str, tmp_path: Path) -> None:
     """No checkpoint is written or read. The new process of a lost rank 0 gets its state from the other processes."""

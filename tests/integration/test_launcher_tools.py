@@ -70,7 +70,7 @@ STAND_INS = {"trl": TRL, "tune": TUNE, "llamafactory-cli": LLAMA_FACTORY}
             marks=pytest.mark.deep,
         ),
         pytest.param("{folder}/trl sft --cpu --num_processes 2", "--config sft.yaml", marks=pytest.mark.deep),
-        ("{folder}/tune --nproc_per_node 1 train by tune", "by tune"),
+        pytest.param("{folder}/tune --nproc_per_node 1 train by tune", "by tune", marks=pytest.mark.deep),
         ("FORCE_TORCHRUN=1 NNODES=2 NODE_RANK=0 {folder}/llamafactory-cli train x.yaml", "x.yaml"),
     ],
     ids=["fabric", "uv", "trl", "torchtune", "LLaMA-Factory"],

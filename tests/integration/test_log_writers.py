@@ -65,7 +65,10 @@ train()
 """
 
 
-@pytest.mark.parametrize("keeps_process", [True, False], ids=["restartable", "processes"])
+@pytest.mark.parametrize(
+    "keeps_process",
+    [pytest.param(True, id="restartable"), pytest.param(False, id="processes", marks=pytest.mark.deep)],
+)
 def test_each_step_is_shown_once(keeps_process: bool, tmp_path: Path) -> None:
     """The process of rank 0 is killed, then that of rank 1, so that the writer is opened in the same process again."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

@@ -214,7 +214,7 @@ def old_checkpoint(folder: Path, *, made_inside: bool, restarts: int = 1) -> Ite
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("made_inside", [False, True])
+@pytest.mark.parametrize("made_inside", [pytest.param(False, marks=pytest.mark.deep), True])
 def test_spare_processes_do_not_bring_back_an_old_checkpoint(made_inside: bool, tmp_path: Path) -> None:
     """All processes of the round are lost."""
     with old_checkpoint(tmp_path, made_inside=made_inside) as (_, first):
