@@ -13,12 +13,12 @@ transformers: Any = pytest.importorskip("transformers")
 import torch  # noqa: E402
 from transformers.trainer_callback import ExportableState  # noqa: E402
 
+from elasticjob.frameworks._huggingface.fields import TrainerFields  # noqa: E402
 from elasticjob.frameworks.huggingface import (  # noqa: E402
     ElasticTrainer,
     ElasticTrainerCallback,
     ElasticTrainerMixin,
 )
-from elasticjob.frameworks.huggingface_fields import TrainerFields  # noqa: E402
 
 LENGTHS = [3, 9, 1, 7, 5, 2, 8, 4, 6, 1]
 

@@ -13,9 +13,9 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from elasticjob.data.sampler import ElasticSampler
+from elasticjob.frameworks._huggingface.fields import ADVICE, TrainerFields
+from elasticjob.frameworks._huggingface.options import Order, check_training_options, sampler_arguments
 from elasticjob.frameworks.callback_attributes import CallbackAttributes
-from elasticjob.frameworks.huggingface_fields import ADVICE, TrainerFields
-from elasticjob.frameworks.huggingface_options import Order, check_training_options, sampler_arguments
 from elasticjob.frameworks.step_batches import StepBatches
 from elasticjob.training import progress_channel
 from elasticjob.training.replicated.state import State

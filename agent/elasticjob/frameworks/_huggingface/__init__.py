@@ -1,0 +1,1 @@
+"""Parts of `elasticjob.frameworks.huggingface`: the fields and the options of a Trainer."""
