@@ -138,3 +138,60 @@ def test_a_trainer_stays_as_it_is_if_the_job_wants_that(tmp_path: Path) -> None:
             assert run.exit_code(START) == 0, run.text
         assert ("SavingStop" in run.text) is shown, run.text
         assert ("KubeflowCallback" in run.text) is shown, run.text
+
+
+LIGHTNING_TRAINING = """
+import os, sys, time
+import torch
+from {package} import LightningModule, Trainer
+
+class Module(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+
+    def training_step(self, batch):
+        return self.layer(batch).square().mean()
+
+    def on_train_batch_end(self, *_):
+        self.log("size", float(self.trainer.world_size))
+        print("did", self.trainer.global_step, "rank", self.global_rank, "of", self.trainer.world_size,
+              "agent", os.getppid(), flush=True)
+        time.sleep(0.05)
+        self.trainer.should_stop = self.trainer.strategy.reduce_boolean_decision(
+            os.path.exists(os.path.join(sys.argv[1], "done"))
+        )
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters())
+
+loader = torch.utils.data.DataLoader(torch.arange(100.0)[:, None], 2)
+trainer = Trainer(
+    accelerator="cpu", devices="auto", max_epochs=100000, default_root_dir=sys.argv[1], enable_progress_bar=False,
+)
+trainer.fit(Module(), loader)
+print("trained to", trainer.global_step, flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("package", "preload"),
+    [
+        pytest.param("pytorch_lightning", [], id="exec", marks=pytest.mark.deep),
+        pytest.param("lightning.pytorch", ["torch", "lightning.pytorch"], id="fork"),
+    ],
+)
+def test_a_lightning_trainer_that_is_drained_loses_no_step(tmp_path: Path, package: str, preload: list[str]) -> None:
+    job = trains(tmp_path, LIGHTNING_TRAINING.format(package=package), {}, preload=preload)
+    with LocalRun(job, tmp_path) as run:
+        agent = int(run.wait_for(r"did [1-9]\d* rank 1 of 2 agent (\d+)", START)[1])
+        os.kill(agent, signal.SIGTERM)
+        run.wait_for("done: Left", START)
+        run.wait_for(r"goes on from .*step=\d+\.ckpt", START)
+        run.wait_for(r"did \d+ rank 0 ", START)
+        (tmp_path / "done").touch()
+        assert run.exit_code() == 0, run.text
+    steps = steps_of(run.text, 0)
+    assert steps == list(range(1, len(steps) + 1)), run.text
+    assert "succeeded; 0 restarts" in run.text
+    assert f"trained to {steps[-1]}" in run.text

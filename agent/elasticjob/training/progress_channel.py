@@ -175,6 +175,14 @@ def report_begin(step: int) -> None:
     progress(step)
 
 
+def report_end(step: int, total: int | None, metrics: Mapping[str, SupportsFloat]) -> None:
+    """Report the last step of a training, as `progress` does, without a stop: the script goes on after its training."""
+    if (connection := channel.open()) is not None:
+        connection.words[_STEP] = step
+        connection.words[_TIME] = now = monotonic_ns()
+        connection.publish_metrics(step, now, total, metrics)
+
+
 def report_received(size: int, seconds: float, interface: str) -> None:
     """Report that this rank has received a state of `size` bytes from another one; `interface`: empty if unknown."""
     agent_connection.send_received(size, seconds, interface)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import pickle
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
-from elasticjob._runtime.agent.start_workers.in_workers import lightning_status, sitecustomize, trainers
+from elasticjob._runtime.agent.start_workers.in_workers import lightning_status, lightning_stop, sitecustomize, trainers
 from elasticjob._runtime.agent.start_workers.in_workers.lightning_world import fail_at_once, follow_round
 from elasticjob._runtime.agent.start_workers.in_workers.one_world import SeparateWorldError
 
@@ -122,11 +122,103 @@ class Trainer:
 def test_a_trainer_with_the_callback_that_shows_progress_can_be_pickled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBEFLOW_TRAINER_SERVER_URL", "http://127.0.0.1:1/status")
     monkeypatch.setitem(sys.modules, "stand_in", module_with(Callback=Callback))
+    monkeypatch.setattr(lightning_status, "framework", lambda name: None)
     trainer = type("Trainer", (Trainer,), {})
     lightning_status.show_progress(module_with(Trainer=trainer))
     made = trainer()
     assert [isinstance(callback, Callback) for callback in made.callbacks] == [True]
     assert [type(callback) for callback in pickle.loads(pickle.dumps(made.callbacks))] == [Callback]  # noqa: S301
+
+
+class Lightning:
+    """elasticjob.frameworks.plain_lightning, with a checkpoint of the job unless the script names one."""
+
+    def __init__(self) -> None:
+        self.goes_on = False
+        self.saved: list[object] = []
+
+    def add_lightning_stop(self, trainer: Trainer, package: object, total: object) -> bool:
+        trainer.callbacks.append("stops")
+        return True
+
+    def begin_training(self, trainer: object, checkpoint: object) -> None:
+        self.goes_on = checkpoint is None
+
+    def note_checkpoint(self, trainer: object, path: object) -> None:
+        self.saved.append(path)
+
+    def checkpoint_to_load(self, trainer: object) -> str | None:
+        return "of the job" if self.goes_on else None
+
+
+class CheckpointConnector:
+    """Lightning's connector of checkpoints."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer, self._user_managed = trainer, False
+        self.loaded: object = None
+
+    def resume_start(self, checkpoint_path: object = None, weights_only: bool | None = None) -> None:
+        self.loaded = (checkpoint_path, weights_only)
+
+
+class FittingTrainer(Trainer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = SimpleNamespace(fn="fit")
+        self.ckpt_path: str | None = None
+        self._checkpoint_connector = CheckpointConnector(self)
+
+    def fit(self, model: object, *data: object, ckpt_path: object = None) -> object:
+        given = data[3] if len(data) > 3 else ckpt_path
+        self._checkpoint_connector.resume_start(given, weights_only=None)
+        return self._checkpoint_connector.loaded
+
+    def save_checkpoint(self, filepath: object, weights_only: bool | None = None) -> None: ...
+
+
+@pytest.fixture
+def lightning(monkeypatch: pytest.MonkeyPatch) -> tuple[Lightning, Any]:
+    """Return what stands for plain_lightning, and a patched Trainer of Lightning."""
+    found = Lightning()
+    for module in (lightning_status, lightning_stop):
+        monkeypatch.setattr(module, "framework", lambda name: found)
+    connector = type("_CheckpointConnector", (CheckpointConnector,), {})
+    connectors = module_with(_CheckpointConnector=connector)
+    monkeypatch.setitem(sys.modules, "stand_in.trainer.connectors.checkpoint_connector", connectors)
+    monkeypatch.setitem(sys.modules, "stand_in", module_with(Callback=Callback))
+    kind: Any = type("Trainer", (FittingTrainer,), {})
+    module = module_with(Trainer=kind)
+    module.__name__ = "stand_in.trainer.trainer"
+    lightning_status.show_progress(module)
+    lightning_stop.go_on(module)
+    trainer = kind()
+    trainer._checkpoint_connector = connector(trainer)
+    return found, trainer
+
+
+def test_lightning_goes_on_from_the_jobs_checkpoint_unless_the_script_names_one(
+    lightning: tuple[Lightning, Any],
+) -> None:
+    found, trainer = lightning
+    assert trainer.callbacks == ["stops"]
+    assert trainer.fit("model") == ("of the job", False)
+    assert trainer.fit("model", ckpt_path="mine") == ("mine", None)
+    assert trainer.fit("model", 1, 2, 3, "mine") == ("mine", None)
+    trainer.ckpt_path = "of the fit before"
+    assert trainer.fit("model") == ("of the job", False)
+    trainer._checkpoint_connector._user_managed = True
+    assert trainer.fit("model") == (None, None)
+    found.goes_on, trainer.state.fn = True, "test"
+    assert trainer.fit("model", ckpt_path="best") == ("best", None)
+
+
+def test_complete_checkpoints_of_lightning_are_noted(lightning: tuple[Lightning, Any]) -> None:
+    found, trainer = lightning
+    trainer.save_checkpoint("whole")
+    trainer.save_checkpoint("weights", True)
+    trainer.save_checkpoint("weights", weights_only=True)
+    assert found.saved == ["whole"]
 
 
 class Framework:

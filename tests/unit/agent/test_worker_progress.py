@@ -344,6 +344,29 @@ async def test_the_step_at_which_a_round_begins_is_reported_but_not_made(progres
     assert await worker.end() == 0
 
 
+ENDS = """
+import sys
+from elasticjob.training import progress_channel
+progress_channel.report_begin(7)
+print("began", flush=True)
+sys.stdin.readline()
+progress_channel.report_end(8, 8, {})
+print("goes on", flush=True)
+sys.stdin.readline()
+"""
+
+
+async def test_a_script_whose_training_is_over_goes_on_while_the_others_wait(progress: WorkerProgress) -> None:
+    worker = await script(ENDS, path=progress.path)
+    assert await worker.line() == "began"
+    assert await progress.hold(1) == 7
+    worker.resume()
+    assert await worker.line() == "goes on"
+    (report,) = progress.reports()
+    assert (report.step, progress.made_step(0)) == (8, True)
+    assert await worker.end() == 0
+
+
 COUNTS = """
 import sys
 from elasticjob.training import progress_channel

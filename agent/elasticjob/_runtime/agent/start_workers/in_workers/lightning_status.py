@@ -7,6 +7,7 @@ import math
 import sys
 
 from .status_sender import StatusSender, has_agent, is_wanted, numbers
+from .trainers import framework
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def show_progress(module: ModuleType) -> None:
-    """Add a callback to each Trainer of Lightning that sends its progress to the agent."""
+    """Add a callback to each Trainer of Lightning that stops and saves, or one that sends its progress to the agent."""
     trainer = getattr(module, "Trainer", None)
     if trainer is None or not is_wanted():
         return
@@ -24,8 +25,10 @@ def show_progress(module: ModuleType) -> None:
     @functools.wraps(init)
     def extended_init(self: Any, *args: Any, **named: Any) -> None:
         init(self, *args, **named)
-        if has_agent():
-            self.callbacks.append(_callback(sys.modules[module.__name__.partition(".trainer.")[0]]))
+        package = sys.modules[module.__name__.partition(".trainer.")[0]]
+        stop = framework("plain_lightning")
+        if (stop is None or not stop.add_lightning_stop(self, package, _total)) and has_agent():
+            self.callbacks.append(_callback(package))
 
     trainer.__init__ = extended_init
 
