@@ -256,6 +256,29 @@ raise RuntimeError("[/gloo/transport/tcp/pair.cc:561] Connection closed by peer 
     assert all(cause in line and "workers failed after 0 of 0 restarts; last failure: " in line for line in ends)
 
 
+def test_the_cause_is_a_rank_that_needs_longer_to_exit_than_its_peer_to_notice(tmp_path: Path) -> None:
+    """Its process was started by exec, and closes its connections long before it ends, as torch's may."""
+    text = f"""
+import atexit, os, pathlib, time
+closed = pathlib.Path({str(tmp_path / "closed")!r})
+def clean_up():
+    closed.touch()
+    time.sleep(60)
+if os.environ["RANK"] == "1":
+    atexit.register(clean_up)
+    raise ValueError("the learning rate is negative")
+while not closed.exists():
+    time.sleep(0.01)
+time.sleep(0.1)
+raise RuntimeError("[/gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:1")
+"""
+    job = manifest(script(tmp_path, text), replicas=2, preload=[], failurePolicy={"maxRestarts": 0})
+    with LocalRun(job, tmp_path) as run:
+        assert run.exit_code() == 1
+    failed = next(line for line in run.lines if "toy failed" in line)
+    assert "rank 1 died: ValueError: the learning rate is negative (script.py, line 9)" in failed
+
+
 BREAKS_IN_A_FORK = """
 import os, sys
 if "json" in sys.modules and sys.argv[1] == "fork":  # the fork server has imported it

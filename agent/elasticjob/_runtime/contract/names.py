@@ -122,6 +122,8 @@ class Env:
     # Worker
     AGENT_SOCKET = "ELASTICJOB_AGENT_SOCKET"
     """Path of the Unix socket on which a worker connects to its agent (`contract.shared_memory.progress_page`)."""
+    AGENT_PID = "ELASTICJOB_AGENT_PID"
+    """Process id of the agent; only of workers that are started by exec: their Python records how it ends."""
     RESTART_SOCKET = "ELASTICJOB_RESTART_SOCKET"
     """Path of the Unix socket of `contract.restart_messages`; unset if workers run in a torchrun of their own."""
     ROUND = "ELASTICJOB_ROUND"

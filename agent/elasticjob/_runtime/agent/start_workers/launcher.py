@@ -378,7 +378,7 @@ class Launcher:
         try:
             process = subprocess.Popen(
                 with_local_rank(self._command, worker.env.get("LOCAL_RANK", "")).argv,
-                env={**self._env, **worker.env},
+                env={**self._env, **worker.env, Env.AGENT_PID: str(os.getpid())},
                 stdin=subprocess.DEVNULL,
                 stdout=worker.stdout,
                 stderr=worker.stderr,

@@ -10,20 +10,19 @@ import importlib
 import importlib.machinery
 import importlib.util
 import io
-import json
 import linecache
 import os
 import resource
 import signal
 import sys
 import time
-import traceback
 import types
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from elasticjob._runtime.agent.start_workers.fork_server import early_variables, inherited_state
 from elasticjob._runtime.agent.start_workers.in_workers import sitecustomize
+from elasticjob._runtime.agent.start_workers.in_workers.error_file import record_exception
 from elasticjob._runtime.contract.names import Env, RoundId, script_end_file, script_left_file
 from elasticjob._runtime.system.process_end import clean_up, end_at_once
 
@@ -266,25 +265,12 @@ def _report_exception(error: BaseException) -> None:
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
     error.__traceback__ = trace
-    _write_error_file(error)
+    if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        record_exception(path, error)
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace  # atexit functions may look
     if sys.version_info >= (3, 12):
         sys.last_exc = error
     sys.excepthook(type(error), error, trace)
-
-
-def _write_error_file(error: BaseException) -> None:
-    """Write TORCHELASTIC_ERROR_FILE in the format of torch's `@record`, unless the file exists."""
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if not path or os.path.exists(path):  # noqa: PTH110
-        return
-    extra = {"py_callstack": "".join(traceback.format_exception(error)), "timestamp": str(int(time.time()))}
-    data: dict[str, Any] = {"message": {"message": f"{type(error).__name__}: {error}", "extraInfo": extra}}
-    try:
-        with open(path, "w") as file:
-            json.dump(data, file)
-    except OSError as cause:
-        print(f"cannot write {path}: {cause}", file=sys.stderr)
 
 
 class _Script:

@@ -1,7 +1,8 @@
 """Patch torch in each Python below a worker, when torch is imported; without torch nothing is done.
 
 Python imports a module named sitecustomize at its start. This one also imports the sitecustomize that it hides. It
-imports nothing else until torch is imported: each Python that a worker starts pays for it.
+imports nothing else until torch is imported: each Python that a worker starts pays for it. Only the worker itself also
+records the exception that ends it.
 """
 
 from __future__ import annotations
@@ -68,6 +69,15 @@ def restore_store() -> None:
     same = all(environ.get(name) == given.get(name) for name in ("RANK", "WORLD_SIZE"))
     if same and "ELASTICJOB_TRAINS" not in environ and environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         environ.update({name: given[name] for name in ("MASTER_ADDR", "MASTER_PORT") if name in given})
+
+
+def record_own_end() -> None:
+    """Let a worker that the agent has started by exec record the exception that ends it, as a fork does.
+
+    Not the processes that it starts: one of them may fail without any harm to the worker.
+    """
+    if os.environ["ELASTICJOB_AGENT_PID"] == str(os.getppid()):
+        _function("error_file.record_at_end")(os.environ["TORCHELASTIC_ERROR_FILE"])
 
 
 def load() -> None:
@@ -167,4 +177,6 @@ def _import_hidden() -> None:
 if __name__ == "sitecustomize":
     if "ELASTICJOB_WORLD" in os.environ or os.environ.get("USE_LIBUV") == "0":  # else there is nothing to patch
         install()
+    if "ELASTICJOB_AGENT_PID" in os.environ:
+        record_own_end()
     _import_hidden()
