@@ -359,9 +359,11 @@ sys.stdin.readline()
 async def test_a_script_whose_training_is_over_goes_on_while_the_others_wait(progress: WorkerProgress) -> None:
     worker = await script(ENDS, path=progress.path)
     assert await worker.line() == "began"
-    assert await progress.hold(1) == 7
+    assert await progress.hold(1) == 8
+    assert progress.stop_at(8)
     worker.resume()
     assert await worker.line() == "goes on"
+    assert not progress.stopped(0)
     (report,) = progress.reports()
     assert (report.step, progress.made_step(0)) == (8, True)
     assert await worker.end() == 0
