@@ -57,6 +57,19 @@ def test_one_screen_has_size_progress_pods_with_ranks_rounds_and_failures(api: F
     ]
 
 
+def test_why_a_job_has_failed_is_said_once(api: FakeApi, run: Run) -> None:
+    job = a_job()
+    job["status"]["warmFork"] = "off on 1 of 2 pods: the program forks"
+    kinds = ("FailureTarget", "Failed")
+    job["status"]["conditions"] = [condition_of(k, "True", "MaxRestartsExceeded", "3 of 3 restarts") for k in kinds]
+    api.lists[JOBS] = [job]
+    shown = run("status", "bert").out
+    assert shown.count("3 of 3 restarts") == 1
+    assert "  warm fork  off on 1 of 2 pods: the program forks" in shown
+    del job["status"]["conditions"][1]
+    assert "FailureTarget   True   MaxRestartsExceeded" in run("status", "bert").out
+
+
 def test_json_and_yaml_have_the_same_view(api: FakeApi, run: Run) -> None:
     import yaml
 

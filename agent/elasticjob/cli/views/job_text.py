@@ -79,7 +79,7 @@ def _training(view: View, now: float) -> Iterator[str]:
         speed = describe_speed(int(moved.get("bytes") or 0), float(moved.get("seconds") or 0) or 0.001)
         yield f"  state      rank {moved.get('rank')} got it last: {speed}"
     if view.get("warmFork"):
-        yield f"  slow start {view['warmFork']}"
+        yield f"  warm fork  {view['warmFork']}"
     for node in view.get("avoidedNodes", ()):
         until = f", until {node['until']}" if node.get("until") else ""
         yield f"  avoided    Node {node.get('name')}: {node.get('why') or node.get('reason')}{until}"
@@ -109,7 +109,10 @@ def progress_text(progress: View) -> str:
 
 def _conditions(conditions: Sequence[View], painter: Painter, now: float) -> list[str]:
     rows = []
+    failed = {c.get("message") for c in conditions if (c.get("type"), c.get("status")) == ("Failed", "True")}
     for condition in conditions:
+        if condition.get("type") == "FailureTarget" and condition.get("message") in failed:
+            continue  # a long message, which is said once
         good = condition.get("status") == _GOOD.get(str(condition.get("type")), "False")
         value = painter.paint(str(condition.get("status")), "green" if good else "yellow")
         message = " ".join(printable(str(condition.get("message", ""))).split())
