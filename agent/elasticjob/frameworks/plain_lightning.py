@@ -102,9 +102,13 @@ class LightningStop:
         return self._loaded.path
 
     def note(self, trainer: Any, path: str) -> None:
-        """Note a complete checkpoint."""
-        if self._trainer is trainer and self._checkpoints is not None and trainer.is_global_zero:
+        """Note a complete checkpoint; where the list cannot be written, the training goes on as without elasticjob."""
+        if self._trainer is not trainer or self._checkpoints is None or not trainer.is_global_zero:
+            return
+        try:
             self._checkpoints.add(Checkpoint(trainer.global_step, trainer.world_size, path))
+        except OSError as error:
+            _say(f"after a restart the training does not go on from {path}: {error}")
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Report the step at which the training begins."""
