@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from elasticjob.cli.objects import waiting
+from elasticjob.cli.objects.waiting import describe_job
 from elasticjob.cli.verbs import drain
 from support.cli.fake_api import JOBS, PODS, FakeApi
 from support.cli.objects import a_job, a_pod, condition_of
@@ -42,6 +43,13 @@ def test_a_refused_size_says_which_sizes_there_are(api: FakeApi, run: Run) -> No
     assert "the size of bert is fixed: elasticjob suspend bert" in run("scale", "bert", "3").err
     api.refused = {f"{JOBS}/bert/scale": (403, "no")}
     assert "you may not patch elasticjobs bert: no" in run("scale", "bert", "3").err
+
+
+def test_how_far_a_job_is_does_not_say_twice_that_it_starts() -> None:
+    job = a_job()
+    waiting = condition_of("Running", "False", "WaitingForMinReplicas", "starting: 0 of at least 2 pods ready")
+    job["status"] |= {"phase": "Pending", "conditions": [waiting]}
+    assert describe_job(job) == "Pending: 0 of at least 2 pods ready"
 
 
 def test_wait_follows_the_job_until_it_is_as_wanted(api: FakeApi, run: Run) -> None:
