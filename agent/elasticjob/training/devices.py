@@ -16,7 +16,7 @@ class Event(Protocol):
 
 def is_asynchronous() -> bool:
     """Return whether this process uses a device on which work goes on after its call has returned."""
-    return _module_in_use(sys.modules.get("torch")) is not None
+    return module_in_use(sys.modules.get("torch")) is not None
 
 
 def synchronize_device() -> None:
@@ -26,7 +26,7 @@ def synchronize_device() -> None:
     on a GPU that is not the current one.
     """
     torch = sys.modules.get("torch")
-    module = _module_in_use(torch)
+    module = module_in_use(torch)
     if module is None:
         return
     devices = _cuda_devices(torch, module)
@@ -43,7 +43,7 @@ def wait_for_queued_work() -> None:
     Work of other streams goes on, such as copies of the next batch.
     """
     torch = sys.modules.get("torch")
-    module = _module_in_use(torch)
+    module = module_in_use(torch)
     if module is None:
         return
     if not hasattr(module, "current_stream"):
@@ -56,7 +56,7 @@ def wait_for_queued_work() -> None:
 def record_event() -> Event | None:
     """Record an event on the current stream of each device; None if the process uses none, or has no events."""
     torch = sys.modules.get("torch")
-    module = _module_in_use(torch)
+    module = module_in_use(torch)
     if module is None:
         return None
     if not hasattr(module, "current_stream") or not hasattr(module, "Event"):
@@ -113,7 +113,7 @@ def own_streams(devices: Iterable[Any]) -> Callable[[], None]:
 _streams: dict[Any, Any] = {}
 
 
-def _module_in_use(torch: Any) -> Any:
+def module_in_use(torch: Any) -> Any:
     """Return `torch.cuda` or its like for another accelerator if this process has initialised it, else None."""
     if torch is None:
         return None

@@ -508,7 +508,7 @@ class QueueDevice:
 def queued_work() -> dict[str, Any]:
     """Commit while work that changes the model is queued, and load the copy in another process."""
     device = QueueDevice()
-    original, devices._module_in_use = devices._module_in_use, lambda torch: device
+    original, devices.module_in_use = devices.module_in_use, lambda torch: device
     progress_channel.channel.state = ChannelState.NO_AGENT
     progress_channel.channel.memory = tuple(os.memfd_create("test") for _ in range(3))
     model = torch.nn.Linear(1, 1, bias=False)
@@ -517,7 +517,7 @@ def queued_work() -> dict[str, Any]:
     state.commit()
     next_process = torch.nn.Linear(1, 1, bias=False)
     State(model=next_process).sync()
-    devices._module_in_use, progress_channel.channel.memory = original, ()
+    devices.module_in_use, progress_channel.channel.memory = original, ()
     return {"committed": next_process.weight.item()}
 
 

@@ -246,15 +246,15 @@ def copies_not_made(rounds: Rounds) -> Any:
     trainer.keep().sync()
     trainer.train(2)
     trainer.wait_copies()
-    before, copy = trainer.digest(), ShardCopier._exchange
+    before, copy = trainer.digest(), ShardCopier.exchange
 
     def lost(*_: Any) -> None:
         raise RuntimeError("Connection closed by peer")
 
-    ShardCopier._exchange = lost  # type: ignore[method-assign, assignment]
+    ShardCopier.exchange = lost  # type: ignore[method-assign, assignment]
     trainer.train(1)
     errors = _errors_of(trainer.state.commit)
-    ShardCopier._exchange = copy  # type: ignore[method-assign]
+    ShardCopier.exchange = copy  # type: ignore[method-assign]
     rounds.lose(2)
     return [*_continued(rounds, before, (0, 1, 3)), errors]
 
@@ -266,16 +266,16 @@ def copy_that_never_ends(rounds: Rounds) -> Any:
     trainer.keep().sync()
     trainer.train(2)
     trainer.wait_copies()
-    copy, begun = ShardCopier._exchange, threading.Event()
+    copy, begun = ShardCopier.exchange, threading.Event()
 
     def wait(*_: Any) -> None:
         begun.set()
         threading.Event().wait()
 
-    ShardCopier._exchange = wait  # type: ignore[method-assign, assignment]
+    ShardCopier.exchange = wait  # type: ignore[method-assign, assignment]
     trainer.train(1)
     begun.wait()
-    ShardCopier._exchange = copy  # type: ignore[method-assign]
+    ShardCopier.exchange = copy  # type: ignore[method-assign]
     return _continued(rounds, trainer.digest())
 
 

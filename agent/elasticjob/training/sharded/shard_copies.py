@@ -86,13 +86,13 @@ class ShardCopier:
 
     def _copy(self, header: BlockHeader, view: Any) -> None:
         if self._target >= 0:
-            self._exchange(header, view)
+            self.exchange(header, view)
         sequence, step = header.version
         highest = self._group.greatest([sequence, -sequence, step, -step])
         if highest != [sequence, -sequence, step, -step]:
             raise RuntimeError("ShardedState: the ranks have committed different steps: call commit on all ranks")
 
-    def _exchange(self, header: BlockHeader, view: Any) -> None:
+    def exchange(self, header: BlockHeader, view: Any) -> None:
         """Send the own block and receive the other one, both at the same time."""
         group = self._group
         numbers = torch.tensor([header.sequence, header.step, header.json_size, header.size])
