@@ -20,6 +20,7 @@ from elasticjob._runtime.rendezvous.event_handlers import agent_messages, apply_
 from elasticjob._runtime.rendezvous.rounds import rounds
 from elasticjob._runtime.rendezvous.rounds.ends import round_conclusion
 from elasticjob._runtime.rendezvous.state import CoordinatorState, KnownAgent
+from support.rendezvous.rounds_agent import INCARNATIONS
 from support.rendezvous.rounds_explorer import explore, search
 from support.rendezvous.rounds_invariants import broken_invariants, liveness_violation
 from support.rendezvous.rounds_world import FAULTS, Move, World, calm, charged, faults, finishing, running, settle, step
@@ -115,6 +116,26 @@ def test_interleavings_around_a_confirmation_of_an_older_request(wide: bool) -> 
 def test_interleavings_around_a_charged_failure_while_the_store_dies(kind: str, wide: bool) -> None:
     start = charged()
     assert start.charged == 2
+    assert not explore(start, (kind,), 1, WIDE_STATES if wide else STATES)
+
+
+def recovered_without_a_round() -> World:
+    """A worker fails while no store runs. The first agent of the next store has a new pod; the others come late."""
+    world = settle(step(step(running(), ("vanish", 2)), ("restart-store", 0)), but=("tick", "connect"))
+    world = settle(step(step(world, ("fail", 0)), ("connect", NEW_POD)), but=("tick", "connect"))
+    while world.stores[-1].state.recovering_until is not None:
+        world = settle(step(world, ("tick", 0)), but=("tick", "connect"))
+    return world
+
+
+NEW_POD = 2 + INCARNATIONS
+"""The number of the agent in the second pod of index 2."""
+
+
+@pytest.mark.parametrize("kind", ["restart-store", "second-store", "blip"])
+def test_interleavings_around_members_that_connect_after_recovery(kind: str, wide: bool) -> None:
+    start = recovered_without_a_round()
+    assert start.stores[-1].state.rounds == 0
     assert not explore(start, (kind,), 1, WIDE_STATES if wide else STATES)
 
 

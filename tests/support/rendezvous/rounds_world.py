@@ -124,8 +124,8 @@ class History:
     collectives: int = 0
     """How many collectives broke because another member of the round did not run."""
     concluded: tuple[tuple[RoundId, bool, tuple[str, ...], str], ...] = ()
-    """Rounds that a store concluded, whether it charged them, the pods that it counted as lost, and the kind of failure
-    that was the cause, as the name of a move; empty without one."""
+    """Rounds that a store concluded, whether it charged them, the pods that it counted as lost or did not find, and the
+    kind of failure that was the cause, as the name of a move; empty without one."""
     recreated: frozenset[tuple[int, int, str]] = frozenset()
     """With restartStrategy Recreate, the members of rounds that a fault ended: store, its starts, and agent id."""
 
@@ -824,7 +824,21 @@ def _concluded(
     world: World, before: CoordinatorState, after: CoordinatorState
 ) -> tuple[tuple[RoundId, bool, tuple[str, ...], str], ...]:
     ended_rounds = ended_rounds_since(before, after)
-    return tuple((e.round, e.charged, e.lost_pods, kind_of_failure(world, e)) for e in ended_rounds)
+    return tuple(
+        (e.round, e.charged, e.lost_pods + _not_found(world, before, e), kind_of_failure(world, e)) for e in ended_rounds
+    )
+
+
+def _not_found(world: World, before: CoordinatorState, ended: RoundEnded) -> tuple[str, ...]:
+    """Return the pods that were lost with a restored round without the store's knowing their names."""
+    if ended.reason is not EndReason.AGENT_LOST:
+        return ()
+    members = [a.pod for a in world.agents if a.start is not None and a.start.round == ended.round]
+    if before.round is not None and before.round.id == ended.round:
+        found = {m.pod for m in before.round.members.values()}
+    else:
+        found = {n.pod for n in before.agents.values() if n.membership and n.membership.assignment.round == ended.round}
+    return tuple(pod for pod in members if pod not in found)
 
 
 def kind_of_failure(world: World, ended: RoundEnded) -> str:

@@ -169,6 +169,20 @@ def test_a_successor_that_finds_nothing_needs_confirmation() -> None:
     assert len(job.members) == 4
 
 
+def test_a_new_node_after_recovery_says_nothing_about_earlier_rounds() -> None:
+    """The agents of the last round may train with the older store."""
+    job = Job(SETTINGS, store=1, recovering=True)
+    job.operator_view(*pods(0, 1), target=2)
+    job.operator_confirms = False
+    job.announce(0)
+    job.advance(RECOVERY_TIMEOUT)
+    job.announce(1)
+    assert job.members == []
+    assert job.report.confirmation_request
+    job.confirm()
+    assert job.members == ["j-0-0", "j-1-0"]
+
+
 def test_a_successor_whose_nodes_have_all_stopped_needs_no_confirmation() -> None:
     before = Job(SETTINGS)
     before.running(0, 1)

@@ -27,7 +27,7 @@ from elasticjob._runtime.contract.messages import (
 )
 from elasticjob._runtime.contract.names import RoundId
 from elasticjob._runtime.rendezvous.rounds import rounds
-from elasticjob._runtime.rendezvous.state import LOST_TIMEOUT, MAX_ENDED_ROUNDS, AgentMessage, Tick
+from elasticjob._runtime.rendezvous.state import LOST_TIMEOUT, MAX_ENDED_ROUNDS, RECOVERY_TIMEOUT, AgentMessage, Tick
 from support.rendezvous.rounds import SETTINGS, Job, agent_id, announcement, job_of, membership_of, pods
 
 FAILURE = Failure(FailureClass.KILLED, "j-0-0", 1.0)
@@ -241,6 +241,99 @@ def test_the_job_recovers_from_a_failure_after_two_store_losses() -> None:
     job.stopped(0, 1)
     assert job.start_of(0).round == RoundId(1, 2, 1)
     assert [(e.round, e.charged) for e in job.report.ended_rounds] == [(round_id, True)]
+
+
+def recovered_without_a_round(before: Job) -> Job:
+    """A successor whose recovery has ended: only agent 2, whose pod is new, had connected in time."""
+    job = Job(before.state.settings, store=1, recovering=True)
+    job.operator_view(*pods(0, 1), *pods(2, incarnation=1), target=3)
+    job.operator_confirms = False
+    job.announce(2, incarnation=1, ready=False)
+    job.advance(RECOVERY_TIMEOUT)
+    assert job.phase() is RoundPhase.GATHERING
+    return job
+
+
+def late_greetings(before: Job, failed: Failure) -> list[AgentMessage]:
+    """What two agents send that reach the successor late: workers of the first have failed, and all have stopped."""
+    round_id = before.start_of(0).round
+    announced = (membership_of(before.start_of(0), MemberState.FAILED), membership_of(before.start_of(1)))
+    messages: list[tuple[int, AgentToCoordinator]] = [
+        (0, announcement(0, announced[0])),
+        (0, WorkersFailed(round_id, failed)),
+        (0, WorkersStopped(round_id, 6000)),
+        (1, announcement(1, announced[1])),
+        (1, WorkersStopped(round_id, 6001)),
+    ]
+    return [AgentMessage(agent_id(index), message) for index, message in messages]
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_failure_that_is_reported_after_recovery_is_charged(together: bool) -> None:
+    """Two members reach the successor when its recovery has ended without a round. One of them has failed."""
+    before = job_of(0, 1)
+    job, events = recovered_without_a_round(before), late_greetings(before, FAILURE)
+    if together:
+        job.state = rounds.decide_together(job.state, events, job.now).state
+    else:
+        for event in events:
+            job.decide(event)
+    assert [(e.round, e.charged, e.failure) for e in job.report.ended_rounds] == [
+        (before.start_of(0).round, True, FAILURE)
+    ]
+    assert job.state.charged == 1
+
+
+def test_a_failed_member_that_stays_alone_after_recovery_is_charged() -> None:
+    before = job_of(0, 1)
+    job = recovered_without_a_round(before)
+    for event in late_greetings(before, FAILURE)[:3]:
+        job.decide(event)
+    assert job.phase() is RoundPhase.RECOVERING
+    job.advance(RECOVERY_TIMEOUT)
+    assert [(e.charged, e.failure) for e in job.report.ended_rounds] == [(True, FAILURE)]
+
+
+def test_members_that_still_train_after_recovery_go_on() -> None:
+    before = job_of(0, 1)
+    job = recovered_without_a_round(before)
+    for index in (0, 1):
+        job.announce(index, membership=membership_of(before.start_of(index)))
+    assert (job.phase(), job.report.round) == (RoundPhase.RUNNING, before.start_of(0).round)
+    assert not job.report.ended_rounds
+
+
+def test_a_success_that_is_reported_after_recovery_ends_the_job() -> None:
+    before = job_of(0, 1)
+    job = recovered_without_a_round(before)
+    for index in (0, 1):
+        job.announce(index, membership=membership_of(before.start_of(index), MemberState.SUCCEEDED))
+    assert job.report.outcome is Outcome.SUCCEEDED
+
+
+def test_a_confirmation_from_before_a_resumed_recovery_does_not_count() -> None:
+    """The operator did not know of the round that the member announces."""
+    before = job_of(0, 1)
+    job = recovered_without_a_round(before)
+    job.announce(1, incarnation=1)
+    job.advance(job.state.settings.last_call_timeout)
+    assert (request := job.report.confirmation_request)
+    job.decide(late_greetings(before, FAILURE)[0])
+    assert (job.phase(), job.report.confirmation_request) == (RoundPhase.RECOVERING, 0)
+    job.confirm(request)
+    assert (job.members, job.state.confirmed_until) == ([], None)
+
+
+def test_a_member_of_an_older_round_stops_once_the_store_has_started_its_own() -> None:
+    before = job_of(0, 1)
+    job = recovered_without_a_round(before)
+    job.operator_confirms = True
+    job.announce(1, incarnation=1)
+    job.advance(job.state.settings.last_call_timeout)
+    assert job.report.round == RoundId(1, 1, 1)
+    job.announce(0, membership=membership_of(before.start_of(0)))
+    assert job.sent_end(0)
+    assert job.report.round == RoundId(1, 1, 1)
 
 
 def test_a_store_that_paused_for_a_minute_goes_on_unchanged() -> None:

@@ -39,6 +39,7 @@ from elasticjob._runtime.rendezvous.state import (
     departure_reason,
     has_ended_results,
     is_in_stage,
+    resumes_recovery,
 )
 
 _NEVER = 2**62
@@ -136,6 +137,9 @@ def may_wait(state: CoordinatorState, event: CoordinatorEvent, counts: OpenCount
         return _recovery_may_wait(state, event, counts, now)
     if isinstance(event, AgentMessage) and isinstance(event.message, Close):
         return bool(state.closed_reason or state.operator_seen)
+    if isinstance(event, AgentMessage) and isinstance(event.message, Announce):
+        if resumes_recovery(state, event.message.membership):
+            return False
     round_ = state.round
     if round_ is None or state.outcome is not None:
         return True

@@ -7,6 +7,9 @@ stopped by then, because the failure must be charged.
 
 If all connected members have succeeded and others are missing, the store waits for the operator: the missing agents may
 have learned already that the job succeeded. With successPolicy Any they may have if any member is missing.
+
+If no member of a round connects in time, recovery ends without a round. A member that connects later resumes it, until
+the store has started a round of its own.
 """
 
 from __future__ import annotations
@@ -67,6 +70,17 @@ def record_message(
         return state
     failures = (*state.recovery_failures.get(message.round, ()), message.failure)
     return replace(state, recovery_failures=with_item(state.recovery_failures, message.round, failures))
+
+
+def resume_recovery(state: CoordinatorState, now: float) -> CoordinatorState:
+    """Return the state as if recovery began now; what another store may run is asked again after it."""
+    return replace(
+        state,
+        recovering_until=now + RECOVERY_TIMEOUT,
+        last_call_at=None,
+        confirmation_requested_at=None,
+        confirmed_until=None,
+    )
 
 
 def evaluate_recovery(state: CoordinatorState, now: float) -> RecoveryDecision | None:

@@ -16,6 +16,7 @@ from elasticjob._runtime.contract.messages import (
     Outcome,
 )
 from elasticjob._runtime.contract.names import RoundId
+from elasticjob._runtime.rendezvous import store_recovery
 from elasticjob._runtime.rendezvous.decision import RoundDecision
 from elasticjob._runtime.rendezvous.event_handlers.agent_messages import with_ended_results
 from elasticjob._runtime.rendezvous.event_handlers.standbys import stand_by
@@ -31,6 +32,7 @@ from elasticjob._runtime.rendezvous.state import (
     SendToAgent,
     agent_with_same_index,
     may_run_workers,
+    resumes_recovery,
     set_agent,
     set_member,
     superseded,
@@ -44,6 +46,8 @@ def announce_agent(state: CoordinatorState, agent: KnownAgent, now: float) -> Ro
         finish = Finish(state.outcome, state.outcome_reason)
         reason = f"{agent.pod} announced itself after the end of the job"
         return RoundDecision(set_agent(state, agent), (SendToAgent(agent_id, finish),), reason)
+    if resumes_recovery(state, agent.membership):
+        state = store_recovery.resume_recovery(state, now)
     other = agent_with_same_index(state, agent)
     if superseded(state, agent) and not _must_stop(state, agent):
         finish = Finish(Outcome.SUPERSEDED, "Superseded", f"a newer pod has index {agent.index}")

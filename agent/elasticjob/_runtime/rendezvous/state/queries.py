@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from elasticjob._runtime.contract.messages import (
     ExpectedPod,
+    LastMembership,
     MemberState,
     PodState,
 )
@@ -76,6 +77,16 @@ def may_run_workers(state: CoordinatorState, agent: KnownAgent) -> bool:
     """Return whether workers of the current round may run there, because its member has not stopped or been lost."""
     member = state.round.members.get(agent.agent_id) if state.round else None
     return member is not None and not member.accounted_for
+
+
+def resumes_recovery(state: CoordinatorState, last: LastMembership | None) -> bool:
+    """Return whether an agent that announces this round makes a successor store recover again.
+
+    Recovery has ended without a round, because no member of one had connected in time. Until this store has started a
+    round of its own, a member that connects later is heard like the others: its round goes on, or ends and is charged.
+    """
+    ended = state.successor and state.recovering_until is None and state.outcome is None
+    return ended and not state.rounds and last is not None and last.state is not MemberState.STOPPED
 
 
 def candidates(state: CoordinatorState) -> list[KnownAgent]:

@@ -140,10 +140,15 @@ def record_ended_round(state: CoordinatorState, round_: Round) -> CoordinatorSta
 
 
 def record_stopped_agent(state: CoordinatorState, agent_id: str, round_id: RoundId | None) -> CoordinatorState:
-    """Record that a connected agent runs no workers of an earlier round; `round_id` is the last one that it was in."""
+    """Record that a connected agent runs no workers of an earlier round.
+
+    `round_id`: the last one that it was in. An agent that was in none (None) says nothing about an unknown round.
+    """
     return _update_rounds(
         state,
-        lambda r: r.id == round_id or agent_id in r.pods or agent_id in r.stopped_disconnected,
+        lambda r: (
+            (round_id is not None and r.id == round_id) or agent_id in r.pods or agent_id in r.stopped_disconnected
+        ),
         agent_id,
         connected=True,
     )
