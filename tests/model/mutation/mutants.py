@@ -270,7 +270,7 @@ MUTANTS = (
     # ---- batches
     _rendezvous(
         "any announcement may wait in a batch",
-        "_announcement_may_wait(state, round_, event.agent_id, event.message)",
+        "_announcement_may_wait(state, round_, event.agent_id, announce)",
         "True",
     ),
     _rendezvous(

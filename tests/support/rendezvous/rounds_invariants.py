@@ -702,9 +702,9 @@ def _fails_by_rule(world: World) -> bool:
 
 
 def _is_excused(world: World, round_id: RoundId) -> bool:
-    """Return whether Kubernetes ended a pod of the round: the operator may withdraw the charge."""
+    """Return whether Kubernetes ended a pod of the round, or its agent is lost: the charge may be withdrawn."""
     pods = [pod for r, pod in world.history.failures if r == round_id]
-    live = [a for a in _agents(world, pods) if not a.deleting and not a.cut]
+    live = [a for a in _agents(world, pods) if not a.deleting and not a.cut and a.store is not None]
     return len(live) < len(pods) or not pods
 
 

@@ -824,9 +824,8 @@ def _concluded(
     world: World, before: CoordinatorState, after: CoordinatorState
 ) -> tuple[tuple[RoundId, bool, tuple[str, ...], str], ...]:
     ended_rounds = ended_rounds_since(before, after)
-    return tuple(
-        (e.round, e.charged, e.lost_pods + _not_found(world, before, e), kind_of_failure(world, e)) for e in ended_rounds
-    )
+    lost = {e.round: e.lost_pods + _not_found(world, before, e) for e in ended_rounds}
+    return tuple((e.round, e.charged, lost[e.round], kind_of_failure(world, e)) for e in ended_rounds)
 
 
 def _not_found(world: World, before: CoordinatorState, ended: RoundEnded) -> tuple[str, ...]:

@@ -318,6 +318,19 @@ def test_a_newer_round_replaces_the_running_one() -> None:
     ]
 
 
+def test_a_round_that_ends_while_it_waits_for_an_older_one_to_stop_never_starts() -> None:
+    end = EndRound(R2, 0.5, "why")
+    _, effects = play(Received(AGAIN), Received(end), AllWorkersStopped(1001), state=running())
+    assert effects[1:] == [[Send(WorkersStopped(R2, 1000))], [Send(WorkersStopped(R1, 1001))]]
+
+
+def test_an_agent_that_is_about_to_exit_starts_no_round() -> None:
+    """The coordinator assigned the round before it read that the agent leaves."""
+    idle = play(Received(END), AllWorkersStopped(1001, parked=True), state=running())[0]
+    events = (SignalReceived("SIGTERM"), LeaveTimedOut(), Received(AGAIN), AllWorkersStopped(1001))
+    assert exits(last(*events, state=idle)) == [ExitCode.LEFT]
+
+
 def test_the_announced_end_of_the_machine_is_for_the_workers_and_ends_nothing() -> None:
     before = running()
     after, effects = play(Received(MachineEnd(93.0)), Received(MachineEnd(None)), state=before)

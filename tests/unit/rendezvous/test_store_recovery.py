@@ -284,6 +284,42 @@ def test_a_failure_that_is_reported_after_recovery_is_charged(together: bool) ->
     assert job.state.charged == 1
 
 
+@pytest.mark.parametrize("has_stopped", [True, False], ids=["ended", "ends"])
+def test_a_failure_in_a_newer_round_than_the_restored_one_is_charged(has_stopped: bool) -> None:
+    """The older store went on with agents 0 and 1; agent 2, which it had lost, comes first."""
+    before = job_of(0, 1, 2)
+    older, newer = before.start_of(2), RoundId(1, 0, 2)
+    job = Job(before.state.settings, store=1, recovering=True)
+    job.operator_view(*pods(0, 1, 2), target=3)
+    job.announce(2, membership=membership_of(older))
+    job.advance(RECOVERY_TIMEOUT)
+    assert job.sent_end(2)
+    if has_stopped:
+        job.send(2, WorkersStopped(older.round, 6002))
+    starts = [replace(before.start_of(index), round=newer, group_world_size=2) for index in (0, 1)]
+    job.announce(0, membership=membership_of(starts[0], MemberState.FAILED))
+    job.send(0, WorkersFailed(newer, FAILURE))
+    job.announce(1, membership=membership_of(starts[1]))
+    for index in (0, 1):
+        job.send(index, WorkersStopped(newer, 6000 + index))
+    assert [(e.charged, e.failure) for e in job.report.ended_rounds if e.round == newer] == [(True, FAILURE)]
+    assert job.members == ["j-0-0", "j-1-0", *(["j-2-0"] if has_stopped else [])]
+
+
+def test_an_older_round_is_not_restored_again_if_the_newer_one_vanishes() -> None:
+    before = job_of(0, 1, 2)
+    older, newer = before.start_of(2), RoundId(1, 0, 2)
+    job = Job(before.state.settings, store=1, recovering=True)
+    job.operator_view(*pods(0, 1, 2), target=3)
+    job.announce(2, membership=membership_of(older))
+    job.advance(RECOVERY_TIMEOUT)
+    job.send(2, WorkersStopped(older.round, 6002))
+    job.announce(0, membership=membership_of(replace(before.start_of(0), round=newer)))
+    job.disconnect(0)
+    job.advance(RECOVERY_TIMEOUT)
+    assert (job.phase(), len(job.report.ended_rounds)) == (RoundPhase.GATHERING, 1)
+
+
 def test_a_failed_member_that_stays_alone_after_recovery_is_charged() -> None:
     before = job_of(0, 1)
     job = recovered_without_a_round(before)
@@ -317,7 +353,8 @@ def test_a_confirmation_from_before_a_resumed_recovery_does_not_count() -> None:
     job = recovered_without_a_round(before)
     job.announce(1, incarnation=1)
     job.advance(job.state.settings.last_call_timeout)
-    assert (request := job.report.confirmation_request)
+    request = job.report.confirmation_request
+    assert request
     job.decide(late_greetings(before, FAILURE)[0])
     assert (job.phase(), job.report.confirmation_request) == (RoundPhase.RECOVERING, 0)
     job.confirm(request)

@@ -36,10 +36,10 @@ from elasticjob._runtime.rendezvous.state import (
     Member,
     PlannedStop,
     Round,
+    announces_unknown_round,
     departure_reason,
     has_ended_results,
     is_in_stage,
-    resumes_recovery,
 )
 
 _NEVER = 2**62
@@ -137,14 +137,14 @@ def may_wait(state: CoordinatorState, event: CoordinatorEvent, counts: OpenCount
         return _recovery_may_wait(state, event, counts, now)
     if isinstance(event, AgentMessage) and isinstance(event.message, Close):
         return bool(state.closed_reason or state.operator_seen)
-    if isinstance(event, AgentMessage) and isinstance(event.message, Announce):
-        if resumes_recovery(state, event.message.membership):
-            return False
+    announce = event.message if isinstance(event, AgentMessage) and isinstance(event.message, Announce) else None
+    if announce is not None and announces_unknown_round(state, announce.membership):
+        return False
     round_ = state.round
     if round_ is None or state.outcome is not None:
         return True
-    if isinstance(event, AgentMessage) and isinstance(event.message, Announce):
-        return _announcement_may_wait(state, round_, event.agent_id, event.message)
+    if announce is not None:
+        return _announcement_may_wait(state, round_, event.agent_id, announce)
     member, agent = round_.members.get(event.agent_id), state.agents.get(event.agent_id)
     if agent is None:
         return True

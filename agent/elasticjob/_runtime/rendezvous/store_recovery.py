@@ -8,8 +8,8 @@ stopped by then, because the failure must be charged.
 If all connected members have succeeded and others are missing, the store waits for the operator: the missing agents may
 have learned already that the job succeeded. With successPolicy Any they may have if any member is missing.
 
-If no member of a round connects in time, recovery ends without a round. A member that connects later resumes it, until
-the store has started a round of its own.
+Recovery may miss the newest round: no member of it connects in time. A member that connects later resumes recovery,
+until the store has started a round of its own.
 """
 
 from __future__ import annotations
@@ -73,14 +73,28 @@ def record_message(
 
 
 def resume_recovery(state: CoordinatorState, now: float) -> CoordinatorState:
-    """Return the state as if recovery began now; what another store may run is asked again after it."""
+    """Return the state in recovery, as if it began now: an agent announces a round that the store missed.
+
+    All agents have stopped except those in an older round (`stale_round`). A confirmation does not count any more: the
+    operator gave it without knowing the missed round.
+    """
+    agents = {agent_id: _stopped(agent) for agent_id, agent in state.agents.items()}
     return replace(
         state,
+        agents=agents,
+        round=None,
         recovering_until=now + RECOVERY_TIMEOUT,
         last_call_at=None,
         confirmation_requested_at=None,
         confirmed_until=None,
     )
+
+
+def _stopped(agent: KnownAgent) -> KnownAgent:
+    last = agent.membership
+    if last is None or agent.stale_round is not None:
+        return agent
+    return replace(agent, membership=replace(last, state=MemberState.STOPPED))
 
 
 def evaluate_recovery(state: CoordinatorState, now: float) -> RecoveryDecision | None:
@@ -105,12 +119,16 @@ def evaluate_recovery(state: CoordinatorState, now: float) -> RecoveryDecision |
 
 
 def _newest_unsettled_round(state: CoordinatorState) -> RoundId | None:
-    """Return the newest round that a connected agent runs, or in which one has reported a failure: it goes on or
-    ends."""
+    """Return the newest round that a connected agent runs, or in which one has reported a failure: it goes on or ends.
+
+    A round that this store has restored before recovery was resumed is over.
+    """
     connected = [n for n in state.agents.values() if n.disconnected_at is None and n.membership is not None]
     failed = state.recovery_failures
     unsettled = (r for n in connected if (r := _last_round_id(n)) in failed or _runs_workers(n))
-    return max(unsettled, default=None)
+    newest = max(unsettled, default=None)
+    over = newest is not None and state.latest_round is not None and newest <= state.latest_round
+    return None if over else newest
 
 
 def _recover_all(state: CoordinatorState, round_id: RoundId, found: dict[str, Member], now: float) -> RecoveryDecision:
@@ -128,7 +146,7 @@ def _recover_all(state: CoordinatorState, round_id: RoundId, found: dict[str, Me
 def with_last_round(state: CoordinatorState) -> CoordinatorState:
     """Return the state with the newest round of the connected agents as the last one; no agent runs workers of any.
 
-    Without such a round the history stays unknown.
+    Without such a round the history stays unknown. What the store knows of a newer round, it keeps.
     """
     round_ids = [
         _last_round_id(n) for n in state.agents.values() if n.disconnected_at is None and n.membership is not None
@@ -136,6 +154,8 @@ def with_last_round(state: CoordinatorState) -> CoordinatorState:
     if not round_ids:
         return state
     newest = max(round_ids)
+    if state.latest_round is not None or (state.last_round.id is not None and newest < state.last_round.id):
+        return state
     members = _members(state, newest)
     size = max(m.assignment.group_world_size for m in members.values())
     pods = {agent_id: m.pod for agent_id, m in members.items()}

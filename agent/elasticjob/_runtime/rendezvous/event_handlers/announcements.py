@@ -31,8 +31,8 @@ from elasticjob._runtime.rendezvous.state import (
     Round,
     SendToAgent,
     agent_with_same_index,
+    announces_unknown_round,
     may_run_workers,
-    resumes_recovery,
     set_agent,
     set_member,
     superseded,
@@ -46,8 +46,9 @@ def announce_agent(state: CoordinatorState, agent: KnownAgent, now: float) -> Ro
         finish = Finish(state.outcome, state.outcome_reason)
         reason = f"{agent.pod} announced itself after the end of the job"
         return RoundDecision(set_agent(state, agent), (SendToAgent(agent_id, finish),), reason)
-    if resumes_recovery(state, agent.membership):
-        state = store_recovery.resume_recovery(state, now)
+    if announces_unknown_round(state, agent.membership) and (state.round is None or state.round.ending is not None):
+        resumed = _resume_recovery(state, now)
+        return resumed.then(announce_agent(resumed.state, agent, now))
     other = agent_with_same_index(state, agent)
     if superseded(state, agent) and not _must_stop(state, agent):
         finish = Finish(Outcome.SUPERSEDED, "Superseded", f"a newer pod has index {agent.index}")
@@ -65,6 +66,16 @@ def announce_agent(state: CoordinatorState, agent: KnownAgent, now: float) -> Ro
             RoundDecision(set_agent(state, agent), reason=f"{agent.pod} announced itself during recovery")
         )
     return answer.then(_connect_agent(state, agent, now))
+
+
+def _resume_recovery(state: CoordinatorState, now: float) -> RoundDecision:
+    """Return the state in recovery again. A restored round that ends is over: the round that was missed followed it."""
+    decision = RoundDecision(state)
+    for agent_id, member in state.round.members.items() if state.round is not None else ():
+        agent = decision.state.agents.get(agent_id)
+        if agent is not None and not member.accounted_for:
+            decision = decision.then(stop_stale_round(decision.state, agent, member.assignment.round))
+    return replace(decision, state=store_recovery.resume_recovery(decision.state, now))
 
 
 def _stays(state: CoordinatorState, other: KnownAgent, agent: KnownAgent) -> bool:

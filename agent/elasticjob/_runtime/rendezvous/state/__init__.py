@@ -20,6 +20,7 @@ from elasticjob._runtime.rendezvous.state.events import (
 )
 from elasticjob._runtime.rendezvous.state.queries import (
     agent_with_same_index,
+    announces_unknown_round,
     candidates,
     departure_reason,
     expected_pod,
@@ -28,7 +29,6 @@ from elasticjob._runtime.rendezvous.state.queries import (
     is_restartable,
     may_run_workers,
     missing_pods,
-    resumes_recovery,
     running_stage,
     set_agent,
     superseded,
@@ -82,6 +82,7 @@ __all__ = [
     "Tick",
     "add_ended_round",
     "agent_with_same_index",
+    "announces_unknown_round",
     "candidates",
     "departure_reason",
     "expected_pod",
@@ -91,7 +92,6 @@ __all__ = [
     "is_restartable",
     "may_run_workers",
     "missing_pods",
-    "resumes_recovery",
     "running_stage",
     "set_agent",
     "set_member",

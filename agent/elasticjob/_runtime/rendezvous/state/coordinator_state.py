@@ -46,6 +46,8 @@ class CoordinatorState:
     """Number of the last round that this store started or restored."""
     rounds: int = 0
     """How many rounds this store has started or restored."""
+    latest_round: RoundId | None = None
+    """The newest of them; None before the first."""
     last_members: tuple[str, ...] = ()
     """Agent ids of the last round in order of group rank. Members that stay keep their order."""
     finished_stages: int = 0

@@ -79,14 +79,16 @@ def may_run_workers(state: CoordinatorState, agent: KnownAgent) -> bool:
     return member is not None and not member.accounted_for
 
 
-def resumes_recovery(state: CoordinatorState, last: LastMembership | None) -> bool:
-    """Return whether an agent that announces this round makes a successor store recover again.
+def announces_unknown_round(state: CoordinatorState, last: LastMembership | None) -> bool:
+    """Return whether an agent announces a round that this successor missed in its recovery, and has not stopped there.
 
-    Recovery has ended without a round, because no member of one had connected in time. Until this store has started a
-    round of its own, a member that connects later is heard like the others: its round goes on, or ends and is charged.
+    The round is newer than all that this store has restored or started. So a later round of its own ends this.
     """
-    ended = state.successor and state.recovering_until is None and state.outcome is None
-    return ended and not state.rounds and last is not None and last.state is not MemberState.STOPPED
+    if not state.successor or state.recovering_until is not None or state.outcome is not None:
+        return False
+    if last is None or last.state is MemberState.STOPPED:
+        return False
+    return state.latest_round is None or last.assignment.round > state.latest_round
 
 
 def candidates(state: CoordinatorState) -> list[KnownAgent]:

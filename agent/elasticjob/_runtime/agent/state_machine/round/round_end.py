@@ -34,7 +34,11 @@ from elasticjob._runtime.contract.names import RoundId
 def end_round(state: AgentState, message: EndRound) -> AgentDecision:
     """Stop the workers of the round: now, or at the last step of a planned end."""
     stopping = state.stopping
-    if isinstance(state.activity, Idle) or (state.round is not None and message.round > state.round):
+    if isinstance(state.activity, Idle) or state.round is None or message.round > state.round:
+        # No worker of that round was started here, and none is once the older ones have stopped.
+        then = stopping.then if stopping is not None else None
+        if stopping is not None and isinstance(then, StartRound) and then.round <= message.round:
+            state = replace(state, activity=replace(stopping, then=None))
         return AgentDecision(state, (Send(workers_stopped(state, message.round)),))
     if message.round != state.round or (stopping and message.planned):
         return AgentDecision(state)

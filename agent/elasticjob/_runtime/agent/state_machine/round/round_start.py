@@ -16,7 +16,7 @@ from elasticjob._runtime.agent.state_machine.effects import (
 from elasticjob._runtime.agent.state_machine.endings.worker_stop import begin_stop
 from elasticjob._runtime.agent.state_machine.round.stages import learn_stages
 from elasticjob._runtime.agent.state_machine.state import AgentRound, AgentState, Idle, Running, Starting
-from elasticjob._runtime.contract.messages import MemberState, Ready, Standby, StartRound, WorkersStarted
+from elasticjob._runtime.contract.messages import Finish, MemberState, Ready, Standby, StartRound, WorkersStarted
 from elasticjob._runtime.contract.names import RoundId
 from elasticjob._runtime.contract.text import with_noun
 
@@ -27,6 +27,8 @@ def start_round(state: AgentState, start: StartRound) -> AgentDecision:
     """Begin a new round. Workers of an older one are stopped first."""
     if state.round is not None and start.round <= state.round:
         return continue_frozen(state, start.round)  # the coordinator repeats it to a node that announces itself again
+    if state.stopping is not None and isinstance(state.stopping.then, Finish):
+        return AgentDecision(state, (Log(f"round {start.round} is not started: this agent is about to exit"),))
     if not isinstance(state.activity, Idle):
         log = Log(f"round {start.round} replaces {state.round}")
         return begin_stop(state, state.stop_grace, then=start).after(log)

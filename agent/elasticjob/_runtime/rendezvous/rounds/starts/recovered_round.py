@@ -40,6 +40,7 @@ def finish_recovery(state: CoordinatorState, now: float) -> RoundDecision | None
         round=found,
         round_number=max(state.round_number, found.id.number) if own else state.round_number,
         rounds=state.rounds + 1,
+        latest_round=found.id,
         last_members=tuple(found.members),
     )
     decision = replace(decision, state=state)

@@ -127,6 +127,7 @@ def _start_round(
         round=Round(round_id, members),
         round_number=round_id.number,
         rounds=state.rounds + 1,
+        latest_round=round_id,
         last_members=tuple(members),
         last_call_at=None,
         joiners_since=None,
