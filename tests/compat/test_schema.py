@@ -49,6 +49,7 @@ ACCEPTED = {
     "(type(self.limits['memory']) == int ? self.limits['memory'] >= 268435456 : "
     "!quantity(self.limits['memory']).isLessThan(quantity('256Mi')))": RATCHETED,
     **{f": rule {same} || {SUSPENDED} || {FINISHED}": MOVED for same in SAME_FIELD.values()},
+    "status.lastFailure.recoverySeconds: removed": "no operator writes it there: it belongs to recentFailures",
     "spec.preload: default": OPERATORS,
     "spec.elasticPolicy.spares: default": OPERATORS,
     "spec.elasticPolicy: rule has(self.minReplicas) == has(self.maxReplicas)": UNBOUNDED,
