@@ -153,7 +153,8 @@ class Ours(Side):
         logged = [(_unix(m[1]), m[2]) for line in list(self.output.lines) if (m := _STAMP.match(line.text))]
         ends = [t for t, text in logged if t >= since - 0.001 and re.search(r"round \S+ ends \(", text)]
         forms = [t for t, text in logged if t >= since - 0.001 and re.search(r"round \S+ starts with \d+ worker", text)]
-        formed = [line.time for line in list(self.output.lines) if line.time > since and " formed: node" in line.text]
+        lines = list(self.output.lines)
+        formed = [line.time for line in lines if line.time > since and " formed: " in line.text]
         found = {"detect": ends[:1], "stop": forms[-1:], "rendezvous": [max(formed)] if formed else []}
         return {name: times[0] for name, times in found.items() if times}
 

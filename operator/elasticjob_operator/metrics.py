@@ -39,7 +39,7 @@ recovery_seconds = Histogram(
 )
 scale_seconds = Histogram(
     "elasticjob_scale_seconds",
-    "Seconds from a change of size until all nodes train.",
+    "Seconds from a change of size until all pods train.",
     ["direction", NAMESPACE],
     buckets=(0.3, 1, 3, 10, 30, *MINUTES),
 )

@@ -33,7 +33,7 @@ def job(folder: Path, smi: str) -> dict[str, object]:
 def test_a_node_whose_gpu_is_lost_never_trains_and_is_replaced(tmp_path: Path) -> None:
     smi = '[ "$ELASTICJOB_POD_NAME" = toy-1-0 ] && echo "No devices were found" || echo "0, 0, No, No"'
     with LocalRun(job(tmp_path, smi), tmp_path) as run:
-        run.wait_for("toy-1-0: node is unhealthy, leaving: No devices were found")
+        run.wait_for("toy-1-0: a health check failed, this pod leaves: No devices were found")
         run.wait_for("toy-1-0 ended .exit 143, left.; toy-1-1 takes its place")
         started = {run.wait_for(r"started \d (\S+)")[1] for _ in range(2)}
         (tmp_path / "done").touch()
@@ -53,7 +53,7 @@ def test_a_gpu_that_broke_under_a_worker_is_found_after_its_failure(tmp_path: Pa
         (tmp_path / "broken.toy-1-0").touch()
         (tmp_path / "done.toy-1-0.fail").touch()
         (tmp_path / "done.toy-1-0").touch()
-        run.wait_for("toy-1-0: node is unhealthy, leaving: GPU 0: uncorrectable memory error")
+        run.wait_for("toy-1-0: a health check failed, this pod leaves: GPU 0: uncorrectable memory error")
         run.wait_for("toy-1-1 takes its place")
         run.wait_for(r"started \d toy-1-1")
         (tmp_path / "done.toy-0-0").touch()

@@ -236,7 +236,7 @@ def test_nor_if_the_last_process_with_the_state_is_lost_while_it_waits_for_the_n
         while runs(first[1]):
             pass
         os.kill(first[1], signal.SIGKILL)
-        run.wait_for("toy-1-0: the training state of this node ended with its process")
+        run.wait_for("toy-1-0: the training state of this pod ended with its process")
         os.kill(agent, signal.SIGCONT)
 
 

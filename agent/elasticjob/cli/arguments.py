@@ -107,7 +107,7 @@ def _add_local(subcommands: argparse._SubParsersAction[_Parser]) -> None:
     _add_output(explain)
     subcommands.add_parser(
         "agent",
-        help="run one node's agent: elasticjob agent -- COMMAND...",
+        help="run the agent of one worker pod: elasticjob agent -- COMMAND...",
         usage="elasticjob agent -- COMMAND [ARG...]",
     )
     subcommands.add_parser("store", help="serve one job's store and coordinator", add_help=False)

@@ -28,7 +28,7 @@ def a_job(name: str = "bert", *, status: Json | None = None, **spec: Any) -> Jso
         "executionAttempts": 1, "observedGeneration": 1,
         "conditions": [
             condition_of("RendezvousReady", "True", "StoreAvailable"),
-            condition_of("Running", "True", "WorldFormed", "4 workers on 2 nodes"),
+            condition_of("Running", "True", "WorldFormed", "4 workers on 2 pods"),
             condition_of("FullyScaled", "True", "AtDesiredReplicas"),
         ],
     }  # fmt: skip

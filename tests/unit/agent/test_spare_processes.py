@@ -34,6 +34,6 @@ def test_a_worker_trains_once_it_makes_steps_or_has_run_as_long_as_it_took_to_st
 
 def test_the_log_says_what_they_wait_for() -> None:
     text = describe_spare_wait([0, 3], 40.0)
-    assert text.startswith("spare processes of local ranks 0, 3 start once all workers of this node have made a step")
+    assert text.startswith("spare processes of local ranks 0, 3 start once all workers of this pod have made a step")
     assert "for 40 s" in text
     assert (first_note(1.0), first_note(40.0)) == (30.0, 80.0)

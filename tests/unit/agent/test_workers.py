@@ -376,7 +376,7 @@ SpareLog = Callable[[str, str], Awaitable[str]]
 async def test_a_script_that_reports_no_steps_gets_its_spare_process_after_a_time(spare_log: SpareLog) -> None:
     text = await spare_log(ASKS_FOR_SPARE.replace("progress_channel.progress(1)", ""), "waits at its function")
     order = [
-        "spare processes of local ranks 0 start once all workers of this node have made a step",
+        "spare processes of local ranks 0 start once all workers of this pod have made a step",
         "starts as the spare of local rank 0",
         "waits at its function, as the spare of local rank 0",
     ]

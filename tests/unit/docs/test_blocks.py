@@ -70,7 +70,7 @@ def test_indented_code_is_found() -> None:
         ("pod ... is lost", "pod bert-1-0 is lost", True),
         ("pod ... is lost", "pod bert-1-0 is found", False),
         ("at 2026-01-01T00:00:00Z from 10.0.0.1", "at 2027-02-03T04:05:06Z from 10.32.1.17", True),
-        ("2 workers on 2 nodes", "3 workers on 2 nodes", False),
+        ("2 workers on 2 pods", "3 workers on 2 pods", False),
         ("elasticjob-5f6c7d8b9-x2x4z  1/1", "elasticjob-69d8c4b5f7-abcde  1/1", True),
     ],
 )

@@ -465,7 +465,7 @@ def test_the_success_of_one_node_completes_a_job_whose_policy_is_any() -> None:
     observed = replace(steady(last_report=FINISHED), job=job(status=status(), successPolicy="Any"))
     p = run(observed)
     assert reasons_of(p)["SuccessCriteriaMet"] == ("True", "SuccessPolicy")
-    assert "all workers of one node" in conditions_of(p)["SuccessCriteriaMet"]["message"]
+    assert "all workers of one pod" in conditions_of(p)["SuccessCriteriaMet"]["message"]
     assert p.operator_view is not None
     assert p.operator_view.settings.success_policy is SuccessPolicy.ANY
     done = run(replace(observed, workers=tuple(worker(i, **ended(0, "Completed", SUCCEEDED)) for i in range(2))))

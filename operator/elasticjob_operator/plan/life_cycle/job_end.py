@@ -117,7 +117,7 @@ _OUTCOME_CONDITIONS = (
 
 def _succeeded(ctx: ReconcileContext, world: TrainingState) -> JobOutcome:
     if ctx.spec.success_policy is SuccessPolicy.ANY:
-        message = f"all workers of one node exited with code 0, and successPolicy is Any{_source(world)}"
+        message = f"all workers of one pod exited with code 0, and successPolicy is Any{_source(world)}"
         return JobOutcome(True, "SuccessPolicy", message, ctx.now)
     message = f"every worker of the last round exited with code 0{_source(world)}"
     return JobOutcome(True, "AllAgentsSucceeded", message, ctx.now)

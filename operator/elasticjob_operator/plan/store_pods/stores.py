@@ -73,7 +73,7 @@ def plan_store(ctx: ReconcileContext) -> StorePlan:
     pod = ctx.store_pod(current)
     actions = _delete_older(ctx, current)
     if has_taken_over(ctx):
-        store = _promote(ctx, pod, f"the nodes have left {store_pod(ctx.job.name, current)}", _silent_node(ctx, pod))
+        store = _promote(ctx, pod, f"the agents have left {store_pod(ctx.job.name, current)}", _silent_node(ctx, pod))
     elif pod is None:
         store = _plan_missing(ctx, current)
     elif pod.end is not None:

@@ -237,7 +237,7 @@ class RoundStarter:
             if worker.round.is_prestarted or worker.was_prestarted
         }
         for pid, worker in (prestarted | self._table.workers(SPARES)).items():
-            text = "no node has a training state, and process %d of local rank %d may have read an old one: it ends"
+            text = "no pod has a training state, and process %d of local rank %d may have read an old one: it ends"
             log.info(text, pid, worker.local_rank)
             discard_process(self._table, pid)
 

@@ -196,7 +196,7 @@ class StopSequence:
     def freeze(self, on: bool) -> None:
         """Send SIGSTOP, or SIGCONT if not `on`, to all processes of the workers, and to those they start meanwhile."""
         if on:  # the script must not write up to its function either
-            self._spares.pause("this node is cut off")
+            self._spares.pause("this pod is cut off")
         else:
             self._spares.resume()
         signalled = set[int]()

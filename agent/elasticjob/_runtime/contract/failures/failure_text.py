@@ -28,7 +28,7 @@ _WAITED_FOR_RANKS = re.compile(
 )
 """torch's messages about ranks that did not meet in time, for example to create a process group."""
 _NOT_MET = (
-    "not all ranks met in time: one is slow or stuck (see the logs of all pods), or nodes cannot connect to each other "
+    "not all ranks met in time: one is slow or stuck (see the logs of all pods), or pods cannot connect to each other "
     "(a NetworkPolicy or a firewall)"
 )
 

@@ -71,7 +71,7 @@ def render_table(view: RunView) -> RenderableType:
     reported = {node.pod: node for node in report.nodes} if report else {}
     straggler = report.straggler if report else None
     table = Table(header_style="dim", box=None)
-    for column in ("node", "pod", "pid", "state"):
+    for column in ("index", "pod", "pid", "state"):
         table.add_column(column)
     for pod in sorted(view.pods, key=lambda p: p.index):
         state = _state(reported.get(pod.pod), straggler, runs=report is not None and report.formed_at > 0)

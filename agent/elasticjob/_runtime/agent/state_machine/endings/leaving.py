@@ -41,7 +41,7 @@ def leave_unhealthy(state: AgentState, failure: Failure) -> AgentDecision:
     if state.leave is not None:
         return AgentDecision(state)
     state = replace(state, leave=Leave(unhealthy=failure))
-    log = Log(f"node is unhealthy, leaving: {failure.message}")
+    log = Log(f"a health check failed, this pod leaves: {failure.message}")
     return AgentDecision(state, (log, Send(Leaving(state.leaving, failure)), leave_timer(state)))
 
 

@@ -75,8 +75,8 @@ def break_collectives(state: AgentState, message: BreakRound) -> AgentDecision:
     if not message.discard:
         return AgentDecision(state, (LeaveCollectives(),))
     log = Log(
-        f"round {message.round} has ended without this node, and its last steps may have used broken collectives:"
-        " its processes end, and the training state on this node is not used"
+        f"round {message.round} has ended without this pod, and its last steps may have used broken collectives:"
+        " its processes end, and the training state in this pod is not used"
     )
     return AgentDecision(state, (log, replace(KILL, discard_state=True)))
 
@@ -127,5 +127,5 @@ def state_lost(state: AgentState) -> AgentDecision:
     if round_id is None or not is_parked or not state.has_state:
         return AgentDecision(state)
     state = replace(state, has_state=False)
-    log = Log("the training state of this node ended with its process")
+    log = Log("the training state of this pod ended with its process")
     return AgentDecision(state, (Send(workers_stopped(state, round_id)), log))

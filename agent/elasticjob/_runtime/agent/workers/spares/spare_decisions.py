@@ -45,7 +45,7 @@ def describe_spare_wait(local_ranks: Sequence[int], start_seconds: float) -> str
     ranks = ", ".join(map(str, local_ranks))
     wait = wait_without_steps(start_seconds)
     return (
-        f"spare processes of local ranks {ranks} start once all workers of this node have made a step "
+        f"spare processes of local ranks {ranks} start once all workers of this pod have made a step "
         f"(elasticjob.progress or State), or have been in their function for {wait:.0f} s"
     )
 

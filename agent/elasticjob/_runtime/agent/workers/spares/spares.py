@@ -184,7 +184,7 @@ class Spares:
         late = self._table.workers(SPARES)
         self.end_slow({worker.local_rank for pid, worker in late.items() if pid in self._late})
 
-    def end(self, reason: str = "no round follows on this node", *, for_good: bool = False) -> None:
+    def end(self, reason: str = "no round follows in this pod", *, for_good: bool = False) -> None:
         """Kill all spare processes, and start no more if `for_good`. They have trained nothing: nothing is kept."""
         self._may_have_spares = self._may_have_spares and not for_good
         for pid, worker in self._table.workers(SPARES).items():
