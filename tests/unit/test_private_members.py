@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-ALLOWED = 139
+ALLOWED = 138
 """Uses of private names that are left. Most reach into `State` and `LiveState`, whose users must not see these names,
 or replace a constant or a step of a module by one that fails."""
 FOREIGN = {"_exit", "_replace", "_version", "_world"}

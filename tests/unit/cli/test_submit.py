@@ -199,8 +199,8 @@ def interrupts(monkeypatch: pytest.MonkeyPatch, answers: list[str], *, terminal:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(follow._Following, "step", interrupted)
-    monkeypatch.setattr(submit, "_has_terminal", lambda: terminal)
-    monkeypatch.setattr(submit, "_ask", lambda _question: answers.pop(0))
+    monkeypatch.setattr(submit, "has_terminal", lambda: terminal)
+    monkeypatch.setattr(submit, "ask_user", lambda _question: answers.pop(0))
 
 
 def test_ctrl_c_asks_and_cancels(api: FakeApi, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

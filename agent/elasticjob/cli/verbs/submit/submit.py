@@ -47,7 +47,7 @@ def submit_script(cluster: Cluster, output: VerbOutput, options: argparse.Namesp
         output.line(request.name)
         output.note(_how_to_go_on(request.name))
         return 0
-    return follow_until_interrupted(cluster, output, request.name, _ask if _has_terminal() else None)
+    return follow_until_interrupted(cluster, output, request.name, ask_user if has_terminal() else None)
 
 
 def read_request(options: argparse.Namespace) -> tuple[CodeArchive, JobRequest]:
@@ -118,7 +118,7 @@ def _how_to_go_on(name: str) -> str:
     )
 
 
-def _ask(question: str) -> str:
+def ask_user(question: str) -> str:
     """Return the answer; a second Ctrl-C, or the end of the input, detaches."""
     try:
         sys.stderr.write(question)
@@ -128,7 +128,7 @@ def _ask(question: str) -> str:
         return "d"
 
 
-def _has_terminal() -> bool:
+def has_terminal() -> bool:
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
