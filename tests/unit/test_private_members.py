@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-ALLOWED = 138
+ALLOWED = 137
 """Uses of private names that are left. Most reach into `State` and `LiveState`, whose users must not see these names,
 or replace a constant or a step of a module by one that fails."""
 FOREIGN = {"_exit", "_replace", "_version", "_world"}
@@ -60,7 +60,7 @@ def test_tests_use_few_private_names_of_the_product() -> None:
     assert len(product) > 1000
     found = []
     for path in sorted((ROOT / "tests").rglob("*.py")):
-        text = path.read_text()
+        text = "" if "benchmarks" in path.parts else path.read_text()  # those test the benchmarks
         if product.isdisjoint(_PRIVATE.findall(text)):
             continue
         tree = ast.parse(text)
