@@ -83,7 +83,7 @@ async def submits(cluster: Cluster, admin: CommandLine) -> None:
         ended, out, err = await admin.run("submit", "train.py", *flags, *arguments, "--", "--lr", "1")
         assert (ended, out) == (0, f"{arguments[1]}\n"), err
     ended, _, err = await admin.run("submit", "train.py", *flags, "--name", "mine")
-    assert (ended, "there is a ConfigMap mine-code already" in err) == (1, True), err
+    assert (ended, "there is a job mine already" in err) == (1, True), err
     job, owned = (
         json.loads(cluster.kubectl("get", kind, "-n", NAMESPACE, "-o", "json")) for kind in ("ej/mine", "cm/mine-code")
     )
