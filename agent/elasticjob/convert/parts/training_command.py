@@ -34,7 +34,6 @@ _SHELL_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _SHELL_TORCHRUN = re.compile(
     r"(?:^|[\s;&|(/])(?:torchrun|python[0-9.]*\s(?:\S+\s+)*?-m\s+torch\.distributed\.(?:run|launch))\s"
 )
-_SEVERAL_COMMANDS = re.compile(r"&&|[;\n|]\s*\S")
 
 
 @dataclass(frozen=True)
@@ -196,8 +195,6 @@ def _read_shell(
             notes.add(path, f"--{name}={value} is known only in the container: set spec.nprocPerNode to its value")
         if "$" in options[name]:
             del options[name]
-    if _SEVERAL_COMMANDS.search(text.strip()) and options.get(NPROC_PER_NODE) != "1":
-        notes.add(path, "the shell script runs once in each worker, and not once in each pod, with all its commands")
     return TrainingCommand(command, args, uses_torchrun=True, options=options)
 
 
