@@ -573,6 +573,7 @@ def test_a_hang_fails_the_job_with_the_action_fail_job() -> None:
     assert job.report.outcome is Outcome.FAILED
     assert job.report.failure is not None
     assert job.report.failure.kind is FailureClass.HANG
+    assert job.state.outcome_reason == "FailurePolicyRule"  # as the operator's condition says
 
 
 def stall(job: Job, index: int, step: int, *, waiting: bool = False) -> None:

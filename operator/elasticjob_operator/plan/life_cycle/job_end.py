@@ -130,7 +130,11 @@ def _failed(ctx: ReconcileContext, budget: Budget) -> JobOutcome:
         advice = _advise("correct the cause, or change spec.hangPolicy")
         message = f"training hung and hangPolicy.action is FailJob{cause}. {advice}"
         return JobOutcome(False, "FailurePolicyRule", message, ctx.now, record)
-    if (matched := _matched_rule(ctx, budget)) is not None:
+    matched = _matched_rule(ctx, budget)
+    if matched is not None and matched.startswith("training hung"):  # the store says so, and a pod's end is its record
+        message = f"{matched}. {_advise('correct the cause, or change spec.hangPolicy')}"
+        return JobOutcome(False, "FailurePolicyRule", message, ctx.now, record)
+    if matched is not None:
         changed = "spec.logRules" if matched.startswith("log rule") else "spec.failurePolicy.rules"
         advice = _advise(f"correct the cause, or change {changed}")
         message = f"{matched}. The rule has the action FailJob. {advice}"
@@ -146,9 +150,9 @@ def _failed(ctx: ReconcileContext, budget: Budget) -> JobOutcome:
 
 
 def _matched_rule(ctx: ReconcileContext, budget: Budget) -> str | None:
-    """Return which rule with the action FailJob matched which failure; None if none did.
+    """Return which rule with the action FailJob matched which failure, or that training hung; None if none did.
 
-    If the store was lost after it had declared the outcome, the nodes' termination messages have its sentence.
+    If the store was lost after it had declared the outcome, the agents' termination messages have its sentence.
     """
     if (record := budget.failed_by_rule) is not None:
         return f"{describe_rule(record['rule'])} matched: {failures.describe_record(record)}"

@@ -96,8 +96,8 @@ def conclude_round(state: CoordinatorState, now: float) -> RoundDecision | None:
     state = replace(confirmation.record_ended_round(state, round_), shortest_stop=stop)
     state = add_ended_round(replace(state, round=None, joiners_since=None), ended)
     if job_failed:
-        by_rule = "FailurePolicyRule" if failed_by_rule else ""
-        reason = "HangDetected" if fatal_hang else by_rule or final or "MaxRestartsExceeded"
+        by_rule = "FailurePolicyRule" if fatal_hang or failed_by_rule else ""
+        reason = by_rule or final or "MaxRestartsExceeded"
         return declare_outcome(
             state, Outcome.FAILED, reason, ended.failure, _describe_job_failure(state, ended, reason)
         )
@@ -193,10 +193,10 @@ def _round_ended(
 
 def _describe_job_failure(state: CoordinatorState, ended: RoundEnded, reason: str) -> str:
     """Return why the job has failed, in the words of the condition Failed."""
+    if reason == "FailurePolicyRule" and ended.action is not FailureAction.FAIL_JOB:
+        return f"training hung and hangPolicy.action is FailJob; last failure: {ended.message}"
     if reason == "FailurePolicyRule":
         return f"{describe_rule(ended.rule)} matched: {ended.message}"
-    if reason == "HangDetected":
-        return f"training hung and hangPolicy.action is FailJob; last failure: {ended.message}"
     if reason in FINAL_EXCEPTIONS.values():
         return f"no restart can mend this: {ended.message}"
     settings = state.settings
