@@ -335,7 +335,7 @@ if os.environ["RANK"] == "1" and first:
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     with LocalRun(manifest([*script(tmp_path, early), str(gate)], replicas=2), tmp_path) as run:
-        run.wait_for("toy-0-0: all workers succeeded")
+        run.wait_for("toy-0-0: all workers of this pod succeeded")
         gate.open("w").close()
         assert run.exit_code() == 0
     assert sorted(re.findall(r"\]:ran (\d \d)$", run.text, re.MULTILINE)) == ["0 0", "0 1", "1 0", "1 1"]
