@@ -1,13 +1,12 @@
 """The jobs in trouble of docs/operate/troubleshooting.md, one for each fault, and the job that each section is about.
 
-Only the script of the slow rank imports torch, because that would take most of the test's time.
+The scripts do not import torch, because that would take most of the test's time.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from elasticjob._runtime.contract.names import Env
 from support.cluster.jobs import manifest
 
 Json = dict[str, Any]
@@ -45,16 +44,6 @@ while True:
     print(f"step={step} loss={1 / step:.4f}", flush=True)
     time.sleep(0.2)
 """
-_SLOW = """
-import time, torch, torch.distributed as dist, elasticjob
-from torch.nn.parallel import DistributedDataParallel
-dist.init_process_group("gloo")
-model = DistributedDataParallel(torch.nn.Linear(10, 10))
-for step in range(1, 100_000):
-    time.sleep(0.3 if dist.get_rank() == 1 else 0.03)
-    model(torch.randn(4, 10)).sum().backward()
-    elasticjob.progress(step)
-"""
 _BAD_GPU = """
 import sys
 print("GPU 3 has an uncorrectable error", file=sys.stderr, flush=True)
@@ -62,8 +51,8 @@ sys.exit(22)
 """
 _WAITS = "import time; time.sleep(3600)"
 SCRIPTS = {
-    "raises.py": _RAISES, "hangs.py": _HANGS, "trains.py": _TRAINS, "differs.py": _DIFFERS, "slow.py": _SLOW,
-    "bad_gpu.py": _BAD_GPU, "waits.py": _WAITS,
+    "raises.py": _RAISES, "hangs.py": _HANGS, "trains.py": _TRAINS, "differs.py": _DIFFERS, "bad_gpu.py": _BAD_GPU,
+    "waits.py": _WAITS,
 }  # fmt: skip
 
 
@@ -88,13 +77,9 @@ def jobs() -> dict[str, Json]:
     """Return the manifests of all jobs by name."""
     pending = _job("pending", "/app/waits.py")
     pending["spec"]["template"]["spec"]["nodeSelector"] = {"disk": "nvme"}
-    slow = _job("slow", "/app/slow.py", replicas=2)
-    window = {"name": Env.STEP_TIME_WINDOW_SECONDS, "value": "5"}  # of two that a report takes; the page has 60 s
-    slow["spec"]["template"]["spec"]["containers"][0]["env"] = [window]
     bad_gpu = {"name": "bad-gpu", "action": "ReplacePodAndAvoidNode", "onExitCodes": {"operator": "In", "values": [22]}}
     found = [
         pending,
-        slow,
         _job("elsewhere", "/app/waits.py", managedBy=MULTIKUEUE),
         _job("fails", "/app/raises.py", "-0.1", failurePolicy={"maxRestarts": 2}),
         _job("hangs", "/app/hangs.py", replicas=2),
@@ -130,7 +115,7 @@ JOB_OF_SECTION = {
     "It hangs": "hangs",
     "It restarts again and again": "fails",
     "It failed, and I have corrected the cause": "fails",
-    "It is slower than before": "slow",
+    "It is slower than before": "trains",
     "One rank's loss differs": "differs",
     "A pod is stuck Terminating": "stuck",
     "The image cannot be pulled": "image",
