@@ -222,6 +222,17 @@ def test_the_rule_is_known_from_a_termination_message_if_the_store_is_lost() -> 
     assert message in conditions_of(p)["FailureTarget"]["message"]
 
 
+def test_a_hang_that_fails_the_job_is_known_from_a_termination_message_if_the_store_is_lost() -> None:
+    message = "training hung and hangPolicy.action is FailJob; last failure: rank 0 in bert-0-0: no progress for 60 s"
+    termination = Termination(Outcome.FAILED, "FailurePolicyRule", RoundId(1, 0, 1), message)
+    seen = observed(pod=worker(0, **ended(1, termination=termination)))
+    p = run(replace(seen, link=replace(seen.link, connected=False, report=None, since=NOW)))
+    assert reasons_of(p)["FailureTarget"] == ("True", "FailurePolicyRule")
+    target = conditions_of(p)["FailureTarget"]["message"]
+    assert target.startswith(f"{message}. ")
+    assert "change spec.hangPolicy" in target
+
+
 def test_the_coordinator_gets_the_rules() -> None:
     p = run(observed(rule("FailJob")))
     assert p.operator_view is not None

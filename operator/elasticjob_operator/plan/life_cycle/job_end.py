@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from elasticjob._runtime.contract.failures.failure_rules import describe_rule
+from elasticjob._runtime.contract.failures.failure_text import HANG_FAILS_THE_JOB
 from elasticjob._runtime.contract.messages import FailureClass, HangAction, Outcome, SuccessPolicy
 from elasticjob._runtime.contract.names import FINAL_EXCEPTIONS
 from elasticjob._runtime.contract.text import with_noun
@@ -126,12 +127,11 @@ def _succeeded(ctx: ReconcileContext, world: TrainingState) -> JobOutcome:
 def _failed(ctx: ReconcileContext, budget: Budget) -> JobOutcome:
     record = budget.failed_by_rule or _root_cause(ctx, budget)
     cause = f"; last failure: {failures.describe_record(record)}" if record else ""
-    if ctx.spec.hang_action is HangAction.FAIL_JOB and record and record.get("class") == FailureClass.HANG.value:
-        advice = _advise("correct the cause, or change spec.hangPolicy")
-        message = f"training hung and hangPolicy.action is FailJob{cause}. {advice}"
-        return JobOutcome(False, "FailurePolicyRule", message, ctx.now, record)
     matched = _matched_rule(ctx, budget)
-    if matched is not None and matched.startswith("training hung"):  # the store says so, and a pod's end is its record
+    hung = record is not None and record.get("class") == FailureClass.HANG.value
+    if ctx.spec.hang_action is HangAction.FAIL_JOB and hung:
+        matched = f"{HANG_FAILS_THE_JOB}{cause}"
+    if matched is not None and matched.startswith(HANG_FAILS_THE_JOB):
         message = f"{matched}. {_advise('correct the cause, or change spec.hangPolicy')}"
         return JobOutcome(False, "FailurePolicyRule", message, ctx.now, record)
     if matched is not None:

@@ -15,6 +15,7 @@ MAX_LINE = 120
 MAX_RANKS = 8
 """Ranks that a sentence lists."""
 
+HANG_FAILS_THE_JOB = "training hung and hangPolicy.action is FailJob"
 LOG_RULE_REASON = "LogRule"
 """Reason of a failure that a rule of spec.logRules has found."""
 REASON_BY_CLASS = {FailureClass.HANG: "HangDetected", FailureClass.DEVICE_UNHEALTHY: "DeviceUnhealthy"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from elasticjob._runtime.contract.messages import FailureClass
 from elasticjob._runtime.contract.names import Label
 from elasticjob.cli.objects.jobs import holds, job_condition, job_status, wanted_replicas
 from elasticjob.cli.verbs.explain import advice, explanations
@@ -17,8 +18,8 @@ SILENT_SECONDS = 900.0
 """Seconds without new progress of a job that trains after which it may hang; the status has it every 30 s."""
 RECENT_SECONDS = 3600.0
 LOW_GOODPUT = 90.0
-_CONSEQUENCE = "CollectiveFailed"
-"""The class of a failure of which another rank is the cause."""
+_CONSEQUENCE = FailureClass.COLLECTIVE_FAILED.value
+"""The class of a failure that another rank may have caused."""
 _POD_REASONS = frozenset(
     {"Unschedulable", "ImagePullFailed", "PodStartFailed", "InsufficientCapacity", "WaitingForMinReplicas"}
 )
@@ -43,15 +44,17 @@ def _ended(seen: Circumstances) -> Iterator[Finding]:
         meaning = advice(str(failure.get("class", ""))).replace("JOB", seen.name)
         steps = f"elasticjob logs {seen.name} --tail 50" + (f"; {meaning}" if meaning else "")
         text = f"the job has failed ({reason}). A job that has ended does not run again: delete it and apply it again"
-        yield finding(text, ". ".join([seen.message(kind).rstrip("."), *_failures(seen, failure)]), steps)
+        message = seen.message(kind)
+        yield finding(text, ". ".join([message.rstrip("."), *_failures(seen, failure, message)]), steps)
 
 
-def _failures(seen: Circumstances, last: dict[str, object]) -> Iterator[str]:
-    """Yield the last failure, unless the message of the condition quotes it, and an earlier one that may be its cause.
+def _failures(seen: Circumstances, last: dict[str, object], message: str) -> Iterator[str]:
+    """Yield the last failure, unless this message of the condition quotes it, and an earlier one that may be its cause.
 
     A rank may still be on its way out when its failure breaks the collectives of others, which then report first.
     """
-    if last and _last_line(last) not in seen.message("Failed"):
+    line = _last_line(last)
+    if last and not (line and line in message):
         yield f"The last failure: {_describe_failure(last)}"
     others = [f for f in job_status(seen.job).get("recentFailures") or [] if f.get("class") != _CONSEQUENCE]
     if last.get("class") == _CONSEQUENCE and others:

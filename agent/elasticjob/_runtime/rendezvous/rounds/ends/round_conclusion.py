@@ -18,6 +18,7 @@ from elasticjob._runtime.contract.failures.failure_rules import (
     shell_exit_code,
 )
 from elasticjob._runtime.contract.failures.failure_text import (
+    HANG_FAILS_THE_JOB,
     LOG_RULE_REASON,
     describe_worker_failure,
     with_ended_ranks,
@@ -194,7 +195,7 @@ def _round_ended(
 def _describe_job_failure(state: CoordinatorState, ended: RoundEnded, reason: str) -> str:
     """Return why the job has failed, in the words of the condition Failed."""
     if reason == "FailurePolicyRule" and ended.action is not FailureAction.FAIL_JOB:
-        return f"training hung and hangPolicy.action is FailJob; last failure: {ended.message}"
+        return f"{HANG_FAILS_THE_JOB}; last failure: {ended.message}"
     if reason == "FailurePolicyRule":
         return f"{describe_rule(ended.rule)} matched: {ended.message}"
     if reason in FINAL_EXCEPTIONS.values():
