@@ -60,24 +60,33 @@ def steps_of(text: str, rank: int) -> list[int]:
     return [int(step) for step in re.findall(rf"did (\d+) rank {rank} ", text)]
 
 
+def drained(job: dict[str, object], folder: Path, checkpoint: str) -> tuple[str, list[int]]:
+    """Drain the pod of rank 1 while the job trains, and end it once it has gone on from a checkpoint of this name.
+
+    Return its output and the steps of rank 0, of which none is lost.
+    """
+    with LocalRun(job, folder) as run:
+        agent = int(run.wait_for(r"did [1-9]\d* rank 1 of 2 agent (\d+)", START)[1])
+        os.kill(agent, signal.SIGTERM)
+        run.wait_for("done: Left", START)
+        run.wait_for(rf"goes on from .*{checkpoint}", START)
+        run.wait_for(r"did \d+ rank 0 ", START)
+        (folder / "done").touch()
+        assert run.exit_code() == 0, run.text
+    steps = steps_of(run.text, 0)
+    assert steps == list(range(1, len(steps) + 1)), run.text
+    assert "succeeded; 0 restarts" in run.text
+    return run.text, steps
+
+
 @pytest.mark.parametrize(
     "preload",
     [pytest.param([], id="exec", marks=pytest.mark.deep), pytest.param(["torch", "transformers.trainer"], id="fork")],
 )
 def test_a_trainer_that_is_drained_loses_no_step(tmp_path: Path, preload: list[str]) -> None:
     job = trains(tmp_path, TRAINER, {"save_steps": 1000}, preload=preload)
-    with LocalRun(job, tmp_path) as run:
-        agent = int(run.wait_for(r"did [1-9]\d* rank 1 of 2 agent (\d+)", START)[1])
-        os.kill(agent, signal.SIGTERM)
-        run.wait_for("done: Left", START)
-        run.wait_for(r"goes on from .*checkpoint-\d+", START)
-        run.wait_for(r"did \d+ rank 0 ", START)
-        (tmp_path / "done").touch()
-        assert run.exit_code() == 0, run.text
-    steps = steps_of(run.text, 0)
-    assert steps == list(range(1, len(steps) + 1)), run.text
-    assert "succeeded; 0 restarts" in run.text
-    assert "trained to" in run.text
+    text, _ = drained(job, tmp_path, r"checkpoint-\d+")
+    assert "trained to" in text
 
 
 LIGHTNING = """
@@ -183,15 +192,5 @@ print("trained to", trainer.global_step, flush=True)
 )
 def test_a_lightning_trainer_that_is_drained_loses_no_step(tmp_path: Path, package: str, preload: list[str]) -> None:
     job = trains(tmp_path, LIGHTNING_TRAINING.format(package=package), {}, preload=preload)
-    with LocalRun(job, tmp_path) as run:
-        agent = int(run.wait_for(r"did [1-9]\d* rank 1 of 2 agent (\d+)", START)[1])
-        os.kill(agent, signal.SIGTERM)
-        run.wait_for("done: Left", START)
-        run.wait_for(r"goes on from .*step=\d+\.ckpt", START)
-        run.wait_for(r"did \d+ rank 0 ", START)
-        (tmp_path / "done").touch()
-        assert run.exit_code() == 0, run.text
-    steps = steps_of(run.text, 0)
-    assert steps == list(range(1, len(steps) + 1)), run.text
-    assert "succeeded; 0 restarts" in run.text
-    assert f"trained to {steps[-1]}" in run.text
+    text, steps = drained(job, tmp_path, r"step=\d+\.ckpt")
+    assert f"trained to {steps[-1]}" in text

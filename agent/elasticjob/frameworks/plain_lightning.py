@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
-from elasticjob.frameworks.lightning_checkpoints import Checkpoint, JobCheckpoints
-from elasticjob.frameworks.lightning_position import restore_position
+from elasticjob.frameworks._plain.lightning_checkpoints import Checkpoint, JobCheckpoints
+from elasticjob.frameworks._plain.lightning_position import restore_position
+from elasticjob.frameworks._plain.trainings import last_metrics, say
 from elasticjob.frameworks.own_callbacks import save_on_stop, uses_elasticjob
 from elasticjob.training import progress_channel
 
-_MAX_METRICS = 24
-_MAX_NAME = 64
 _METRICS_INTERVAL = 1.0
 """Seconds from one reading of Lightning's metrics to the next."""
 
@@ -88,7 +86,7 @@ class LightningStop:
     def begin(self, training: int, *, goes_on: bool) -> None:
         """Begin the training with this number; `goes_on`: the script names no checkpoint of its own."""
         job = os.environ.get("TORCHELASTIC_RUN_ID", "")
-        self._checkpoints = JobCheckpoints(self._folder, job, training, _say)
+        self._checkpoints = JobCheckpoints(self._folder, job, training, say)
         self._goes_on, self._loaded = goes_on, None
 
     def choose(self) -> str | None:
@@ -98,7 +96,7 @@ class LightningStop:
         self._loaded = self._checkpoints.newest_common()
         if self._loaded is None:
             return None
-        _say(f"the training goes on from {self._loaded.path}, which this job has written")
+        say(f"the training goes on from {self._loaded.path}, which this job has written")
         return self._loaded.path
 
     def note(self, trainer: Any, path: str) -> None:
@@ -108,7 +106,7 @@ class LightningStop:
         try:
             self._checkpoints.add(Checkpoint(trainer.global_step, trainer.world_size, path))
         except OSError as error:
-            _say(f"after a restart the training does not go on from {path}: {error}")
+            say(f"after a restart the training does not go on from {path}: {error}")
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Report the step at which the training begins."""
@@ -128,8 +126,7 @@ class LightningStop:
         """Note the metrics for the status: at this point Lightning computes none of them."""
         if self._trainer is not None and trainer.is_global_zero and time.monotonic() >= self._read_at:
             self._read_at = time.monotonic() + _METRICS_INTERVAL
-            named = {str(name)[:_MAX_NAME]: value for name, value in trainer.callback_metrics.items()}
-            self._metrics = dict([*named.items()][-_MAX_METRICS:])
+            self._metrics = last_metrics(trainer.callback_metrics)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Report the last step. The training does not stop here: other callbacks have something to do at its end."""
@@ -183,8 +180,3 @@ def _folder(trainer: Any) -> str:
     given = [getattr(callback, "dirpath", None) for callback in trainer.checkpoint_callbacks if _saves(callback)]
     logger = trainer.loggers[0].save_dir if trainer.loggers else None
     return str(next(filter(None, given), None) or logger or trainer.default_root_dir)
-
-
-def _say(text: str) -> None:
-    if os.environ.get("RANK", "0") == "0":
-        print(f"[elasticjob] {text}", file=sys.stderr, flush=True)

@@ -7,20 +7,18 @@ trains. Imports transformers.
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 from transformers import TrainerCallback
 
+from elasticjob.frameworks._plain.trainings import last_metrics, newest_on_all_ranks, say
 from elasticjob.frameworks.own_callbacks import save_on_stop, uses_elasticjob
 from elasticjob.training import progress_channel
 
 _MARK = "elasticjob-job"
 """A file in each checkpoint that a job has written: the job, and which training of the script it is of."""
-_MAX_METRICS = 24
-_MAX_NAME = 64
 
 _trainings = 0
 """How many trainings this process has begun."""
@@ -48,23 +46,18 @@ def checkpoint_of_job(trainer: Any) -> str | None:
     if _is_elastic(trainer) or not any(isinstance(callback, SavingStop) for callback in callbacks):
         return None
     own = _own_checkpoints(trainer.args.output_dir, _mark())
-    found: list[Any] = [own]
-    if dist.is_available() and dist.is_initialized():
-        found = [None] * dist.get_world_size()
-        dist.all_gather_object(found, own)
-    common = set.intersection(*map(set, found))
-    newest = max((step for steps in found for step in steps), default=None)
-    if newest is not None and newest not in common:
-        lacking = next(rank for rank, steps in enumerate(found) if newest not in steps)
-        what = f"from step {max(common)}" if common else "anew"
-        _say(
-            f"rank {lacking} does not have checkpoint-{newest} in {trainer.args.output_dir}, so the training begins"
+    chosen, lacking = newest_on_all_ranks(own)
+    if lacking is not None:
+        rank, newest = lacking
+        what = f"from step {chosen}" if chosen is not None else "anew"
+        say(
+            f"rank {rank} does not have checkpoint-{newest} in {trainer.args.output_dir}, so the training begins"
             f" {what}: put output_dir on storage that all nodes share"
         )
-    if not common:
+    if chosen is None:
         return None
-    checkpoint = str(Path(trainer.args.output_dir) / f"checkpoint-{max(common)}")
-    _say(f"the training goes on from {checkpoint}, which this job has written")
+    checkpoint = str(Path(trainer.args.output_dir) / f"checkpoint-{chosen}")
+    say(f"the training goes on from {checkpoint}, which this job has written")
     return checkpoint
 
 
@@ -97,8 +90,8 @@ class SavingStop(TrainerCallback):  # type: ignore[misc]  # transformers is not 
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         """Note the metrics for the status."""
-        numbers = {k[:_MAX_NAME]: v for k, v in (logs or {}).items() if isinstance(v, (int, float))}
-        self._metrics = dict([*{**self._metrics, **numbers}.items()][-_MAX_METRICS:])
+        numbers = {k: v for k, v in (logs or {}).items() if isinstance(v, (int, float))}
+        self._metrics = last_metrics({**self._metrics, **numbers})
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Mark the checkpoint as one of this job, once all of it is written."""
@@ -152,8 +145,3 @@ def _own_checkpoints(folder: str, mark: str) -> list[int]:
 
 def _mark() -> str:
     return f"{os.environ.get('TORCHELASTIC_RUN_ID', '')} training {_trainings}\n"
-
-
-def _say(text: str) -> None:
-    if os.environ.get("RANK", "0") == "0":
-        print(f"[elasticjob] {text}", file=sys.stderr, flush=True)

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from elasticjob.frameworks import plain_lightning
-from elasticjob.frameworks.lightning_checkpoints import Checkpoint, JobCheckpoints
-from elasticjob.frameworks.lightning_position import restore_position
+from elasticjob.frameworks._plain.lightning_checkpoints import Checkpoint, JobCheckpoints
+from elasticjob.frameworks._plain.lightning_position import restore_position
 
 pytestmark = pytest.mark.torch
 

@@ -284,15 +284,21 @@ def test_a_failure_that_is_reported_after_recovery_is_charged(together: bool) ->
     assert job.state.charged == 1
 
 
+def recovered_with_the_older_round(before: Job) -> Job:
+    """Return a store that has recovered from agent 2 alone, which was lost before the newer round."""
+    job = Job(before.state.settings, store=1, recovering=True)
+    job.operator_view(*pods(0, 1, 2), target=3)
+    job.announce(2, membership=membership_of(before.start_of(2)))
+    job.advance(RECOVERY_TIMEOUT)
+    return job
+
+
 @pytest.mark.parametrize("has_stopped", [True, False], ids=["ended", "ends"])
 def test_a_failure_in_a_newer_round_than_the_restored_one_is_charged(has_stopped: bool) -> None:
     """The older store went on with agents 0 and 1; agent 2, which it had lost, comes first."""
     before = job_of(0, 1, 2)
     older, newer = before.start_of(2), RoundId(1, 0, 2)
-    job = Job(before.state.settings, store=1, recovering=True)
-    job.operator_view(*pods(0, 1, 2), target=3)
-    job.announce(2, membership=membership_of(older))
-    job.advance(RECOVERY_TIMEOUT)
+    job = recovered_with_the_older_round(before)
     assert job.sent_end(2)
     if has_stopped:
         job.send(2, WorkersStopped(older.round, 6002))
@@ -309,10 +315,7 @@ def test_a_failure_in_a_newer_round_than_the_restored_one_is_charged(has_stopped
 def test_an_older_round_is_not_restored_again_if_the_newer_one_vanishes() -> None:
     before = job_of(0, 1, 2)
     older, newer = before.start_of(2), RoundId(1, 0, 2)
-    job = Job(before.state.settings, store=1, recovering=True)
-    job.operator_view(*pods(0, 1, 2), target=3)
-    job.announce(2, membership=membership_of(older))
-    job.advance(RECOVERY_TIMEOUT)
+    job = recovered_with_the_older_round(before)
     job.send(2, WorkersStopped(older.round, 6002))
     job.announce(0, membership=membership_of(replace(before.start_of(0), round=newer)))
     job.disconnect(0)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch.distributed as dist
+from elasticjob.frameworks._plain.trainings import newest_on_all_ranks
 
 _KEPT = 20
 """Entries of the list: checkpoints that Lightning has deleted are among them."""
@@ -56,18 +56,12 @@ class JobCheckpoints:
     def newest_common(self) -> Checkpoint | None:
         """Return the newest checkpoint that all ranks have; None without. All ranks call it."""
         own = [each for each in self._read() if _exists(each.path)]
-        found: list[Any] = [own]
-        if dist.is_available() and dist.is_initialized():
-            found = [None] * dist.get_world_size()
-            dist.all_gather_object(found, own)
-        common = set.intersection(*map(set, found))
-        chosen = next((each for each in reversed(found[0]) if each in common), None)
-        newest = max((each for each_found in found for each in each_found[-1:]), default=None)
-        if newest is not None and newest not in common:
-            lacking = next(rank for rank, each_found in enumerate(found) if newest not in each_found)
+        chosen, lacking = newest_on_all_ranks(own)
+        if lacking is not None:
+            rank, newest = lacking
             what = f"from step {chosen.step}" if chosen is not None else "anew"
             self._say(
-                f"rank {lacking} does not have {newest.path}, so the training begins {what}: let ModelCheckpoint save"
+                f"rank {rank} does not have {newest.path}, so the training begins {what}: let ModelCheckpoint save"
                 " to storage that all nodes share"
             )
         return chosen
