@@ -5,6 +5,7 @@ import signal
 import subprocess
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from . import cgroups, network, processes, shims
@@ -20,6 +21,8 @@ from .waiting import until
 
 UNUSED_SNAPSHOTTERS = ("aufs", "btrfs", "devmapper", "zfs")
 PARTS = ("containerd", "kube-proxy", "kubelet")
+PLUGIN_SOCKET = Path("/var/lib/kubelet/device-plugins/kubelet.sock")
+"""A kubelet removes it and listens there. Its path is fixed, so all kubelets of this machine share it."""
 LOG_LINES = 30
 
 
@@ -84,7 +87,11 @@ class Machine:
         return result.stdout.decode()
 
     def start_kubelet(self) -> None:
-        home = self.node.home
+        """Start the kubelet, and wait until it has its plugin socket.
+
+        Of two kubelets that start at the same time, one finds the other's socket there and ends.
+        """
+        home, before = self.node.home, identity(PLUGIN_SOCKET)
         flags = [
             f"--config={home / 'kubelet.json'}",
             f"--kubeconfig={self.layout.pki / self.node.name}.kubeconfig",
@@ -94,6 +101,14 @@ class Machine:
             f"--node-ip={self.node.address}",
         ]
         self.launch("kubelet", [self.programs.path("kubelet"), *flags])
+
+        def problem() -> str | None:
+            listens = identity(PLUGIN_SOCKET) not in (None, before)
+            runs = f"{self.node.name}/kubelet" in {process.part for process in self.processes()}
+            # `await_nodes` starts a kubelet again that has ended.
+            return "it does not listen yet" if runs and not listens else None
+
+        until(f"{PLUGIN_SOCKET} of the kubelet of {self.node.name}", problem, timeout=90)
 
     def print_logs(self) -> None:
         """Print which of its programs do not run, and the last lines of their logs."""
@@ -124,6 +139,15 @@ class Machine:
         self.start_proxy()
         self.await_runtime()
         self.start_kubelet()
+
+
+def identity(path: Path) -> tuple[int, int] | None:
+    """Return what tells the file at `path` from an earlier one of this path; None when there is none."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_ctime_ns
 
 
 def containerd_config(node: Node) -> str:

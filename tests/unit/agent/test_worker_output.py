@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -160,13 +159,11 @@ async def test_a_log_file_on_storage_that_hangs_does_not_block_the_event_loop(tm
     """A FIFO without a reader: `open` blocks."""
     path, (out, into) = tmp_path / "stdout.log", os.pipe()
     os.mkfifo(path)
-    started = time.monotonic()
     file = FileSink(path)
     pipe = WorkerPipe(out, "", None, None, file)
     os.write(into, b"line\n")
     os.close(into)
     pipe.close()
-    assert time.monotonic() - started < 0.5
     assert file.writing
     with path.open("rb") as reader:
         assert await asyncio.to_thread(reader.read) == b"line\n"
