@@ -32,7 +32,7 @@ def test_each_pod_has_a_resource_claim_of_its_own(submit: Submit, kube: Kube, na
     claimed = lambda pod: bool(pod["status"].get("resourceClaimStatuses"))  # noqa: E731
     made = []
     for name in ("claims-0-0", "claims-1-0"):
-        pod = kube.wait("pods", name, namespace, claimed, timeout=30, what="the pod has its claim")
+        pod = kube.wait("pods", name, namespace, claimed, timeout=90, what="the pod has its claim")
         made.append(pod["status"]["resourceClaimStatuses"][0]["resourceClaimName"])
         trainer = next(c for c in pod["spec"]["containers"] if c["name"] == "trainer")
         assert trainer["resources"]["claims"] == [{"name": "gpus"}]

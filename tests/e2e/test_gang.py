@@ -71,7 +71,7 @@ def wait_blocked(kube: Kube, job: Job, sentence: str) -> None:
         running = condition(current, "Running")
         return running.get("reason") == "PodCreationFailed" and sentence in running["message"]
 
-    kube.wait("elasticjobs", job.name, job.namespace, blocked, timeout=30, what=sentence)
+    kube.wait("elasticjobs", job.name, job.namespace, blocked, timeout=90, what=sentence)
 
 
 def test_a_job_waits_for_its_gang_scheduler_and_then_has_a_pod_group(
@@ -93,7 +93,7 @@ def test_a_job_waits_for_its_gang_scheduler_and_then_has_a_pod_group(
     assert group["metadata"]["ownerReferences"][0]["uid"] == job.read()["metadata"]["uid"]
     kube.patch("elasticjobs", job.name, {"spec": {"elasticPolicy": {"minReplicas": 2}}}, namespace)
     resized = kube.wait(
-        "podgroups", "gang", namespace, lambda g: g["spec"]["minMember"] == 2, timeout=30, what="minMember follows"
+        "podgroups", "gang", namespace, lambda g: g["spec"]["minMember"] == 2, timeout=90, what="minMember follows"
     )
     assert resized["metadata"]["uid"] == group["metadata"]["uid"]
     kube.patch("elasticjobs", job.name, {"spec": {"suspend": True}}, namespace)

@@ -63,7 +63,7 @@ def test_a_suspended_job_does_not_wait_for_a_pod_on_a_lost_node(submit: Submit, 
     try:
         verbs.cut(victim)
         kube.patch("elasticjobs", job.name, {"spec": {"suspend": True}}, namespace)
-        kube.wait_gone("services", namespace, job.selector, timeout=35)
+        kube.wait_gone("services", namespace, job.selector, timeout=90)
         assert "deletionTimestamp" in kube.get("pods", "stuck-1-0", namespace)["metadata"]
     finally:
         verbs.heal(victim)
@@ -78,7 +78,7 @@ def test_a_job_ends_at_its_deadline_and_is_deleted(submit: Submit, kube: Kube, n
     kube.patch("elasticjobs", job.name, {"spec": {"activeDeadlineSeconds": deadline}}, namespace)
     failed = job.wait("Failed", reason="DeadlineExceeded", timeout=60)
     assert f"spec.activeDeadlineSeconds is {deadline}" in str(failed["status"]["conditions"])
-    kube.wait_gone("pods", namespace, job.workers, timeout=30)
+    kube.wait_gone("pods", namespace, job.workers, timeout=90)
     job.read()  # its pods were not deleted with the job
     kube.wait_gone("elasticjobs", namespace, "", timeout=60)
 

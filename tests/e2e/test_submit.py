@@ -84,7 +84,7 @@ def test_submit_then_update_then_detach(code: Path, kube: Kube, cluster_dir: Pat
     assert "mine goes on without this terminal" in process.stderr.read()
     assert kube.get("elasticjobs", "mine", namespace)["status"]["active"] == 2
     kube.delete("elasticjobs", "mine", namespace)
-    kube.wait_gone("configmaps", namespace, "elasticjob.dev/job-name=mine", timeout=30)
+    kube.wait_gone("configmaps", namespace, "elasticjob.dev/job-name=mine", timeout=90)
 
     Job(kube, namespace, "strict").wait("Complete", timeout=60)
     assert "first code, step 2, user 65534" in kube.logs("strict-0-0", namespace)

@@ -104,7 +104,7 @@ def test_a_finished_job_keeps_its_worker_pods_and_deletes_its_store(submit: Subm
         "tidy-0-0",
         job.namespace,
         lambda p: p["status"]["phase"] == "Succeeded",
-        timeout=30,
+        timeout=90,
         what="the worker pod succeeds",
     )
     assert "[default0]:done" in kube.logs(kept["metadata"]["name"], job.namespace)

@@ -72,8 +72,8 @@ def test_jobs_train_on_while_the_operator_is_upgraded_and_rolled_back(
         kube.patch("elasticjobs", job.name, {"spec": {"stopGraceSeconds": 2}}, namespace)
     for job, book, round_ in zip(jobs, books, rounds, strict=True):
         job.wait_status(observedGeneration=2, timeout=60)  # the last operator works on it
-        job.wait("RendezvousReady", timeout=30)
-        book.wait_steps_after(time.time(), timeout=10)
+        job.wait("RendezvousReady", timeout=90)
+        book.wait_steps_after(time.time(), timeout=90)
         status = job.status()
         assert (status["restarts"], status["rendezvousRound"], status["phase"]) == (0, round_, "Running")
         assert "recentFailures" not in status

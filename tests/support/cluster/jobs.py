@@ -215,7 +215,7 @@ class Job:
         node: str = self.kube.get("pods", pod, self.namespace)["spec"]["nodeName"]
         return node
 
-    def wait_events(self, *reasons: str, timeout: float = 30) -> list[str]:
+    def wait_events(self, *reasons: str, timeout: float = 90) -> list[str]:
         """Wait until the job has Events with these reasons, and return the reasons of all of its Events.
 
         The operator records them after the status that they are about.

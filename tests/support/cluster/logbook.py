@@ -109,7 +109,7 @@ class LogBook:
 
     def wait_read(self) -> None:
         """Wait until the logs of all pods so far have been read to their end. Call it when the pods have ended."""
-        self.wait(lambda: self._followed <= self._read, timeout=30, what="the ends of all logs")
+        self.wait(lambda: self._followed <= self._read, timeout=90, what="the ends of all logs")
 
     def _watch_pods(self) -> None:
         selector = f"elasticjob.dev/job-name={self.job},elasticjob.dev/role=worker"
