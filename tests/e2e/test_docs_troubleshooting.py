@@ -75,6 +75,10 @@ def test_each_fault_and_its_commands(shell: Shell, kube: Kube, namespace: str) -
         began = time.monotonic()
         if "reason=HangDetected" in block.text:
             Job(kube, namespace, "hangs").wait_events("HangDetected", timeout=90)
+        if ".status.straggler" in block.text:
+            named = lambda slow: "straggler" in slow.get("status", {})  # noqa: E731
+            kube.wait("elasticjobs", "slow", namespace, named, timeout=300, what="the slow rank is reported")
+            print(f"{time.monotonic() - began:6.1f} s  until the slow rank is reported")
         found += replace(shell, words=words).problems(block)
         print(f"{time.monotonic() - began:6.1f} s  {block}  {block.text.splitlines()[0]}")
     assert not found, "\n\n".join(found)

@@ -1,6 +1,6 @@
 """The jobs in trouble of docs/operate/troubleshooting.md, one for each fault, and the job that each section is about.
 
-The scripts do not import torch, because that would take most of the test's time.
+Only the script of the slow rank imports torch, because that takes time. Its report needs the backward passes.
 """
 
 from __future__ import annotations
@@ -44,6 +44,17 @@ while True:
     print(f"step={step} loss={1 / step:.4f}", flush=True)
     time.sleep(0.2)
 """
+_SLOW = """
+import time, torch, torch.distributed as dist, elasticjob
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(10, 10))
+for step in range(1, 100_000):
+    time.sleep(0.3 if dist.get_rank() == 1 else 0.03)
+    model(torch.randn(4, 10)).sum().backward()
+    elasticjob.progress(step)
+dist.destroy_process_group()
+"""
 _BAD_GPU = """
 import sys
 print("GPU 3 has an uncorrectable error", file=sys.stderr, flush=True)
@@ -51,8 +62,8 @@ sys.exit(22)
 """
 _WAITS = "import time; time.sleep(3600)"
 SCRIPTS = {
-    "raises.py": _RAISES, "hangs.py": _HANGS, "trains.py": _TRAINS, "differs.py": _DIFFERS, "bad_gpu.py": _BAD_GPU,
-    "waits.py": _WAITS,
+    "raises.py": _RAISES, "hangs.py": _HANGS, "trains.py": _TRAINS, "differs.py": _DIFFERS, "slow.py": _SLOW,
+    "bad_gpu.py": _BAD_GPU, "waits.py": _WAITS,
 }  # fmt: skip
 
 
@@ -80,6 +91,7 @@ def jobs() -> dict[str, Json]:
     bad_gpu = {"name": "bad-gpu", "action": "ReplacePodAndAvoidNode", "onExitCodes": {"operator": "In", "values": [22]}}
     found = [
         pending,
+        _job("slow", "/app/slow.py", replicas=2),
         _job("elsewhere", "/app/waits.py", managedBy=MULTIKUEUE),
         _job("fails", "/app/raises.py", "-0.1", failurePolicy={"maxRestarts": 2}),
         _job("hangs", "/app/hangs.py", replicas=2),
@@ -115,7 +127,7 @@ JOB_OF_SECTION = {
     "It hangs": "hangs",
     "It restarts again and again": "fails",
     "It failed, and I have corrected the cause": "fails",
-    "It is slower than before": "trains",
+    "It is slower than before": "slow",
     "One rank's loss differs": "differs",
     "A pod is stuck Terminating": "stuck",
     "The image cannot be pulled": "image",
