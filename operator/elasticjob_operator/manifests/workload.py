@@ -106,7 +106,10 @@ def priority_class(job: Job, spec: JobSpec) -> str:
 
 
 def released_status(raw: Raw, now: float) -> dict[str, Any]:
-    """Return the status of an evicted Workload without its quota, from which Kueue may admit it again."""
+    """Return the status of an evicted Workload without its quota, from which Kueue may admit it again, for all pods.
+
+    Kueue takes what was reclaimed off what a waiting Workload asks for, and refuses a `count` that is lower than that.
+    """
     evicted = next((c for c in objects(raw, "status", "conditions") if _is(c, WorkloadCondition.EVICTED)), {})
     reason, message = text(evicted, "reason") or "Evicted", text(evicted, "message")
     unready = "the job waits to be admitted again"
@@ -117,7 +120,8 @@ def released_status(raw: Raw, now: float) -> dict[str, Any]:
         (WorkloadCondition.PODS_READY, False, "WaitForStart", unready),
     ]
     status = _with_conditions(raw, now, changes)
-    status.pop("admission", None)
+    for gone in ("admission", "reclaimablePods"):
+        status.pop(gone, None)
     return status
 
 

@@ -841,6 +841,8 @@ async def test_what_a_job_gives_back_and_that_it_is_unready_is_in_the_workloads_
     assert len(cluster.workers()) == 2
     unready = manifests.ready_status(workload(cluster), NOW, ready=False)
     assert statuses(unready)["PodsReady"][:2] == ("False", "WaitForRecovery")
+    released = manifests.released_status(workload(cluster), NOW)
+    assert "reclaimablePods" not in released, "Kueue would take them off what the job asks for next"
 
 
 @pytest.mark.parametrize(

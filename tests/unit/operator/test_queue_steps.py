@@ -142,7 +142,7 @@ def test_a_job_has_the_pods_of_its_base_and_of_admitted_steps(
         ),
         pytest.param(steps("released", "ready"), demand(3), [], id="released: it keeps its place in the queue"),
         pytest.param(
-            steps(workload("s0", "evicted", 2, reclaimed=1)), demand(2), [delete(0)], id="evicted after it shrank"
+            steps(workload("s0", "evicted", 2, reclaimed=1)), demand(2), [ReleaseStep("s0")], id="evicted, smaller"
         ),
         pytest.param(steps("ready", "waits"), demand(3, wanted=3), [delete(1)], id="wants fewer: one waits"),
         pytest.param(steps("ready", "ready"), demand(4, wanted=3), [], id="wants fewer: its pods have not ended"),

@@ -168,8 +168,7 @@ def _give_back(base: Workload, steps: list[Workload], demand: Demand, needed: in
 
 
 def _give(step: Workload, spare: int, *, useless: bool, evicted: bool) -> StepAction:
-    # Kueue keeps what was reclaimed: a step that stays in the queue would ask for fewer pods for ever.
-    if useless or (evicted and step.reclaimed):
+    if useless:
         return _delete(step)
     return ReleaseStep(step.name) if evicted else ReclaimStep(step.name, step.reclaimed + spare)
 
