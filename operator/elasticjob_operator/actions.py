@@ -108,7 +108,7 @@ class ReclaimPods:
     """Give the quota of some of an admitted job's pods back: the job has shrunk."""
 
     count: int
-    """How many pods of the admission the job does not use any more."""
+    """How many of the pods that its Workload asks for the job does without."""
 
 
 @dataclass(frozen=True)

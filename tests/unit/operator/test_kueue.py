@@ -479,6 +479,29 @@ def test_a_job_that_shrinks_gives_the_quota_of_pods_that_have_ended_back() -> No
     assert status_of(p)["targetReplicas"] == 2, "that quota is gone until the job is admitted again"
 
 
+@pytest.mark.parametrize(
+    ("replicas", "live", "reclaimed", "expected"),
+    [
+        (6, 4, 0, []),
+        (2, 4, 0, []),
+        (2, 3, 0, [ReclaimPods(5)]),
+        (2, 2, 0, [ReclaimPods(6)]),
+        (2, 2, 2, [ReclaimPods(6)]),  # an older operator counted from what was admitted
+        (2, 2, 6, []),
+    ],
+)
+def test_kueue_counts_what_is_given_back_from_what_the_workload_asks_for(
+    replicas: int, live: int, reclaimed: int, expected: list[ReclaimPods]
+) -> None:
+    raw = raw_workload(RESERVED, ADMITTED, condition("PodsReady"), count=8, admitted=4)
+    raw["status"]["reclaimablePods"] = [{"name": "worker", "count": reclaimed}]
+    in_part = QueueView(parse_workload(raw))
+    pods = [worker(index) for index in range(live)]
+    p = run(running(in_part, *pods, spec=elastic(1, 8, replicas), incarnations="0,0,0,0"))
+    assert actions_on_workload(p) == expected
+    assert status_of(p)["targetReplicas"] == min(replicas, 4)
+
+
 @pytest.mark.parametrize("succeeded", [True, False])
 def test_the_workload_of_a_job_that_has_ended_is_finished_once_its_pods_have_ended(succeeded: bool) -> None:
     kind, reason = ("SuccessCriteriaMet", "SuccessPolicy") if succeeded else ("FailureTarget", "DeadlineExceeded")

@@ -45,11 +45,12 @@ class Workload:
     """The fewest with which the job starts; None: all of them, or Kueue does not admit a part."""
     active: bool = True
     admitted_count: int | None = None
-    """For how many worker pods quota is reserved; None without a reservation."""
+    """For how many worker pods quota was reserved; None without a reservation. Quota that is given back stays in it."""
     template: str = ""
     """The digest of the pod template that it asks for; empty if an older operator made it."""
     reclaimed: int = 0
-    """Of how many of these the job has given the quota back."""
+    """Without how many of the pods that it asks for the job does: Kueue takes them off `count`, so a Workload that was
+    admitted in part has given quota back only if `count - reclaimed` is less than `admitted_count`."""
     priority_class: str = ""
     """The name of the priority class; empty without one."""
     has_topology: bool = False
@@ -59,6 +60,11 @@ class Workload:
     replaces: str = ""
     """UID of the Workload that this one replaces, so that the job can grow; empty if it replaces none."""
     conditions: Mapping[WorkloadCondition, Condition] = field(default_factory=dict)
+
+    @property
+    def pods_with_quota(self) -> int | None:
+        """For how many worker pods quota is reserved now; None without a reservation."""
+        return None if self.admitted_count is None else max(0, min(self.admitted_count, self.count - self.reclaimed))
 
     def is_true(self, kind: WorkloadCondition) -> bool:
         """Return whether the condition exists and is True."""

@@ -204,8 +204,7 @@ def _create(steps: Mapping[int, Workload], demand: Demand, missing: int) -> list
 
 def _pods(workload: Workload) -> int:
     """Return for how many pods a Workload has quota, or asks."""
-    count = workload.count if workload.admitted_count is None else min(workload.count, workload.admitted_count)
-    return max(0, count - workload.reclaimed) if workload.reserved else workload.count
+    return workload.count if workload.pods_with_quota is None else workload.pods_with_quota
 
 
 def _is_usable(step: Workload, base: Workload) -> bool:

@@ -46,10 +46,9 @@ def admitted_spec(observed: Observed, spec: JobSpec) -> JobSpec:
         known = status.target if status.scaled_down is None else status.scaled_down.target
         target = min(spec.target, max(spec.min_replicas, known))
         return replace(spec, target=target, spares=min(spec.spares, len(status.spares)))
-    if workload is None or workload.admitted_count is None:
+    if workload is None or workload.pods_with_quota is None:
         return spec
-    # A Workload that has shrunk keeps what its admission said before.
-    room = max(spec.min_replicas, min(workload.count, workload.admitted_count - workload.reclaimed))
+    room = max(spec.min_replicas, workload.pods_with_quota)
     target = allowed_size(min(spec.target, room), spec.min_replicas, spec.increment)
     return replace(spec, target=target, spares=min(spec.spares, room - target))
 
@@ -187,8 +186,8 @@ def _pods_ready(ctx: ReconcileContext, workload: Workload, world: TrainingState)
 def _reclaim(ctx: ReconcileContext, workload: Workload) -> Action | None:
     """Give the quota of pods back that the job does not want any more, once they have ended."""
     live = sum(pod.end is None for pod in ctx.observed.workers)
-    unused = (workload.admitted_count or 0) - max(_wanted(ctx), live)
-    return ReclaimPods(unused) if unused > workload.reclaimed else None
+    used = max(_wanted(ctx), live)
+    return ReclaimPods(workload.count - used) if used < (workload.pods_with_quota or 0) else None
 
 
 def _resize(ctx: ReconcileContext, workload: Workload) -> Action | None:
