@@ -6,6 +6,8 @@ SHELL := /bin/bash -o pipefail
 unexport PYTHONDONTWRITEBYTECODE
 PY := .venv/bin/python
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
+# The cluster's Kubernetes: `make e2e KUBERNETES=1.34` (docs/contribute/cluster.md).
+export ELASTICJOB_KUBERNETES := $(or $(KUBERNETES),$(ELASTICJOB_KUBERNETES))
 # Tests marked `deep` repeat at length what shorter ones show: `make deep` runs them, MARKED= runs all.
 MARKED := not deep
 SELECTED = ($(or $(MARKED),deep or not deep))
@@ -70,7 +72,7 @@ reasons: venv ## generate what `elasticjob explain` says, from the tables of the
 
 .PHONY: crds
 crds: venv ## generate crds/elasticjobs.yaml, the chart's copy of it, and the pages of its fields and of the chart's values
-	@$(PY) crds/generate.py "$$(cd tests/cluster/tools && go mod download k8s.io/kubernetes && go list -m -f '{{.Dir}}' k8s.io/kubernetes)/api/openapi-spec/swagger.json"
+	@$(PY) crds/generate.py "$$(cd tests/cluster/tools/kubernetes_1_34 && go mod download k8s.io/kubernetes && go list -m -f '{{.Dir}}' k8s.io/kubernetes)/api/openapi-spec/swagger.json"
 	@$(PY) crds/reference_pages.py
 
 .PHONY: integration

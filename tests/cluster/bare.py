@@ -37,6 +37,7 @@ class Settings:
     """Seconds until a silent node counts as lost; None: the default of Kubernetes."""
     gpus: dict[str, int] = field(default_factory=dict)
     """GPUs by node name."""
+    kubernetes: str = build.DEFAULT.minor
 
 
 @dataclass(frozen=True)
@@ -58,15 +59,17 @@ class BareCluster:
             raise ClusterError(f"--nodes must be between 1 and {MAX_NODES}")
         prerequisites.check(self.layout)
         with exclusive(self.layout, replace):
-            programs = build.programs(self.layout)
-            settings = self.settings()
+            release, settings = build.find_release(), self.settings()
             if settings is not None and self.serves():
+                if settings.kubernetes != release.minor:
+                    raise ClusterError(f"a cluster of Kubernetes {settings.kubernetes} is up: take it down first")
                 if nodes not in (None, settings.nodes):
                     raise ClusterError(f"a cluster of {settings.nodes} nodes is up: take it down first")
                 return self.repair(settings)
+            programs = build.programs(self.layout, release)
             began = time.monotonic()
             leftovers.clear(self.layout.state)
-            self.start(programs, Settings(nodes or 3, grace))
+            self.start(programs, Settings(nodes or 3, grace, kubernetes=release.minor))
             progress(f"{time.monotonic() - began:5.1f} s  in total")
             return self.print_usage()
 
@@ -207,7 +210,8 @@ class BareCluster:
         return nodes[name]
 
     def machine(self, node: Node) -> Machine:
-        return Machine(self.layout, node, build.programs(self.layout))
+        release = build.find_release(self.running().kubernetes)
+        return Machine(self.layout, node, build.programs(self.layout, release))
 
     def running(self) -> Settings:
         settings = self.settings()

@@ -19,10 +19,10 @@ from .errors import ClusterError
 from .layout import Layout
 
 TOOLS = Path(__file__).parent / "tools"
-VERSION = "v1.34.4"
-"""Version of k8s.io/kubernetes in tools/go.mod; without it every component reports v0.0.0."""
+CHOICE = "ELASTICJOB_KUBERNETES"
+"""Environment variable with the Kubernetes of the cluster, such as `1.34`."""
 _KEY = "k8s.io/component-base/version"
-LDFLAGS = f"-s -w -X {_KEY}.gitVersion={VERSION} -X {_KEY}.gitMajor=1 -X {_KEY}.gitMinor=34"
+PAUSE = TOOLS / "pause" / "main.go"
 METRICS_SERVER = TOOLS / "metrics_server"
 MONITORING = TOOLS / "monitoring"
 MONITORING_TAGS = "remove_all_sd,enable_kubernetes_sd"
@@ -34,6 +34,41 @@ RENAMED = {"server": "etcd"}
 """go build names a program after the last element of its package's path."""
 PROGRESS_SECONDS = 5.0
 """Seconds between two lines of progress."""
+
+
+@dataclass(frozen=True)
+class Release:
+    """A version of Kubernetes that the cluster can run, such as `1.34.4`."""
+
+    version: str
+
+    @property
+    def minor(self) -> str:
+        return self.version.rpartition(".")[0]
+
+    @property
+    def module(self) -> Path:
+        """Its Go module, which also has etcd, CoreDNS and Helm."""
+        return TOOLS / f"kubernetes_{self.minor.replace('.', '_')}"
+
+    @property
+    def linker_flags(self) -> str:
+        """Without them every component reports v0.0.0."""
+        major, minor = self.minor.split(".")
+        return f"-s -w -X {_KEY}.gitVersion=v{self.version} -X {_KEY}.gitMajor={major} -X {_KEY}.gitMinor={minor}"
+
+
+OLDEST, NEWEST = Release("1.34.4"), Release("1.37.2")
+DEFAULT = OLDEST
+
+
+def find_release(minor: str = "") -> Release:
+    """Return the release of this minor version, or else of the one in the environment. ClusterError: no such."""
+    wanted = minor or os.environ.get(CHOICE) or DEFAULT.minor
+    for found in (OLDEST, NEWEST):
+        if wanted == found.minor:
+            return found
+    raise ClusterError(f"{CHOICE}={wanted}: write {OLDEST.minor} or {NEWEST.minor}")
 
 
 @dataclass(frozen=True)
@@ -50,38 +85,42 @@ class Programs:
         return self.folder / "pause.tar"
 
 
-def key() -> str:
+def key(chosen: Release) -> str:
     """Return the name of the build: a hash of its inputs."""
-    parts = [(TOOLS / name).read_bytes() for name in ("go.mod", "go.sum", "pause/main.go")]
-    return hashlib.sha256(b"\0".join([*parts, LDFLAGS.encode()])).hexdigest()[:16]
+    inputs = [chosen.module / "go.mod", chosen.module / "go.sum", PAUSE]
+    parts = [path.read_bytes() for path in inputs]
+    return hashlib.sha256(b"\0".join([*parts, chosen.linker_flags.encode()])).hexdigest()[:16]
 
 
-def programs(layout: Layout) -> Programs:
+def programs(layout: Layout, chosen: Release | None = None) -> Programs:
     """Return the programs, built unless the cache has them. Of two calls at the same time one waits for the other."""
-    folder = layout.cache / "cluster" / key()
+    chosen = chosen or find_release()
+    folder = layout.cache / "cluster" / key(chosen)
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with folder.with_name("lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not folder.exists():
-                build(folder)
+                build(folder, chosen)
     return Programs(folder)
 
 
-def build(folder: Path) -> None:
+def build(folder: Path, chosen: Release) -> None:
     """Build everything beside `folder` and rename it in the end, so that a killed build leaves nothing in `folder`."""
     go = go_command()
     partial = folder.with_name(f"{folder.name}.part")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    progress(f"building Kubernetes {VERSION}, etcd, CoreDNS and Helm into {folder}: once, about 8 minutes on 2 cores")
+    parts = f"Kubernetes {chosen.version}, etcd, CoreDNS and Helm"
+    progress(f"building {parts} into {folder}: once, about 12 minutes on 2 cores")
     began = time.monotonic()
-    run_build([go, "build", "-v", "-o", str(partial), "-ldflags", LDFLAGS, "tool"], total=count_packages(go))
+    command = [go, "build", "-v", "-o", str(partial), "-ldflags", chosen.linker_flags, "tool"]
+    run_build(command, count_packages(go, chosen.module, "tool"), chosen.module)
     for old, new in RENAMED.items():
         (partial / old).rename(partial / new)
     static = {**os.environ, "CGO_ENABLED": "0"}
-    command = [go, "build", "-o", str(partial / "pause"), "-ldflags", "-s -w", "./pause"]
-    subprocess.run(command, check=True, cwd=TOOLS, env=static)
+    command = [go, "build", "-o", str(partial / "pause"), "-ldflags", "-s -w", PAUSE.name]
+    subprocess.run(command, check=True, cwd=PAUSE.parent, env=static)
     pause.write_image(partial / "pause", partial / "pause.tar")
     partial.rename(folder)
     progress(f"built in {time.monotonic() - began:.0f} s")
@@ -126,7 +165,7 @@ def build_module(
     partial.rename(program)
 
 
-def run_build(command: list[str], total: int, module: Path = TOOLS) -> None:
+def run_build(command: list[str], total: int, module: Path) -> None:
     """Run `go build`, and print progress every few seconds. `total` is the number of packages of a cold build."""
     began = time.monotonic()
     lines: list[str] = []
@@ -147,7 +186,7 @@ def run_build(command: list[str], total: int, module: Path = TOOLS) -> None:
         raise ClusterError(f"go build failed: {detail or process.returncode}")
 
 
-def count_packages(go: str, module: Path = TOOLS, package: str = "tool") -> int:
+def count_packages(go: str, module: Path, package: str) -> int:
     """Return how many packages a cold build compiles. This fetches the modules."""
     progress("fetching Go modules")
     environ = {"GOTOOLCHAIN": "auto", **os.environ}

@@ -45,9 +45,11 @@ on_cluster = pytest.mark.cluster
 whole_life = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 
-def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run cluster.py as a user would."""
-    return subprocess.run([sys.executable, SCRIPT, *arguments], check=False, capture_output=True, text=True)
+def command(*arguments: str, kubernetes: str = "") -> subprocess.CompletedProcess[str]:
+    """Run cluster.py as a user would, with this version of Kubernetes or that of the environment."""
+    environ = {**os.environ, **({build.CHOICE: kubernetes} if kubernetes else {})}
+    line = [sys.executable, str(SCRIPT), *arguments]
+    return subprocess.run(line, check=False, capture_output=True, text=True, env=environ)
 
 
 def kubectl(*arguments: str) -> str:
@@ -352,6 +354,10 @@ class TestWholeLife:
         assert "already up" in command("up").stderr
         other = command("up", "--nodes", "2")
         assert (other.returncode, other.stderr.count("take it down first")) == (1, 1)
+        (minor,) = {build.OLDEST.minor, build.NEWEST.minor} - {build.find_release().minor}
+        for chosen, expected in ((minor, "is up: take it down first"), ("1.2", "write 1.34 or 1.37")):
+            found = command("up", kubernetes=chosen)
+            assert (found.returncode, expected in found.stderr) == (1, True), found.stderr
 
     def test_up_from_another_clone_is_an_error(self) -> None:
         verbs.up()
@@ -386,6 +392,8 @@ class TestNodes:
         shim_sockets = shims.sockets(LAYOUT.node(2).home)
         assert any(map(Path.exists, shim_sockets))
         with connect(address) as connection:
+            connection.sendall(b"x")
+            assert connection.recv(1) == b"x"  # a connection that nobody has accepted would be reset
             verbs.kill("node2")
             assert connection.recv(1) == b""
         assert cgroups.pids("ejnode2") == set()

@@ -123,12 +123,14 @@ def plan(observed: Observed, image: str, now: float) -> Plan:
     inputs = _inputs(observed, job.spec, now)
     training = read_training_state(inputs)
     declared = job_end.declared_outcome(inputs) is not None
-    no_changes = declared or is_suspended(inputs) or resumes(inputs) or _names_taken(inputs)
-    attempts = unchanged_starts(inputs) if no_changes else plan_starts(inputs, new_round=training.is_new_round)
+    # No pod of a suspended job is missing or to be replaced, and none of a job that can have no successor for it.
+    creates_none = is_suspended(inputs) or resumes(inputs) or _names_taken(inputs)
+    no_starts = declared or creates_none
+    attempts = unchanged_starts(inputs) if no_starts else plan_starts(inputs, new_round=training.is_new_round)
     capacity = _plan_capacity(inputs, training, ended=declared)
     inputs = replace(inputs, withdrawn=capacity.withdrawn)
-    # No pod of a suspended job is missing or to be replaced, and none of a job that can have no successor for it.
-    pods = () if no_changes and not declared else decide_pods(inputs, attempts.retry_at)
+    # The pods of a job whose end is declared are decided on too: they are kept or deleted.
+    pods = () if creates_none and not declared else decide_pods(inputs, attempts.retry_at)
     budget = unchanged_budget(inputs) if declared else plan_budget(inputs, pods, attempts)
     outcome = job_end.evaluate_outcome(inputs, training, budget, attempts)
     store, workers, actions = _children_of(inputs, training, pods, budget, capacity, outcome)
@@ -246,8 +248,9 @@ def _plan_capacity(ctx: ReconcileContext, world: TrainingState, *, ended: bool) 
 def _is_new(job: Job, spec: JobSpec) -> bool:
     """Return whether the job has never started, and is to start now.
 
-    The mistake of any other one came with a suspension, or with an operator that checks more: its pods go on, it can be
-    suspended, and only new worker pods cannot be created (`RefusalReason.INVALID_SPEC`) until the spec is corrected.
+    If it started before, its spec was broken while it was suspended, or a newer operator checks more: its pods go on,
+    it can be suspended, and only new worker pods cannot be created (`RefusalReason.INVALID_SPEC`) until the spec is
+    corrected.
     """
     status = job.status
     started = status.execution_attempts > 0 or status.store_incarnation is not None

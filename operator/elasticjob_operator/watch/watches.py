@@ -98,8 +98,8 @@ class Watch:
         """The resourceVersion from which to watch on; empty: list first."""
         self._failures = 0
         """In a row, until an event arrives or a watch has lasted."""
-        self._failed_open = False
-        """Whether the last failure was that of a watch that the API server had opened."""
+        self._unproven = False
+        """Whether the API server has opened a watch that has neither lasted nor had an event yet."""
         self._expired = False
         """Whether the last resourceVersion was too old, and no event has arrived since."""
 
@@ -127,7 +127,7 @@ class Watch:
 
         A list that is older than what the watch has seen comes from an etcd that was restored from a backup. The API
         server may deliver no event until its versions pass that of the watch, so the watch goes on from the list as
-        soon as it ends, WATCH_SECONDS later at most.
+        soon as it ends, WATCH_SECONDS of `kube.client` later at most.
         """
         before = self._version
         version = await self.watched.list(self._api, self._namespace)
@@ -177,15 +177,15 @@ class Watch:
         w, began = self.watched, self._clock()
         async with self._api.watch(w.resource, self._namespace, self._version, w.selector) as events:
             began = self._answered = self._clock()
-            if not self._failed_open:
+            if not self._unproven:
                 self._recover()
-            self._failed_open = True  # until it has proved to work
+            self._unproven = True
             lasting = asyncio.get_running_loop().call_later(SHORT_WATCH_SECONDS, self._prove)
             try:
                 await self._take_over(events)
             finally:
                 lasting.cancel()
-        if self._failed_open:
+        if self._unproven:
             seconds = self._clock() - began
             raise KubeError(f"watch {w.resource.plural}: it ended after {seconds:.1f} s without an event")
 
@@ -213,9 +213,9 @@ class Watch:
 
     def _prove(self) -> None:
         """Record that an opened watch works."""
-        if self._failed_open:
+        if self._unproven:
             self._recover()
-            self._failures, self._failed_open, self._expired = 0, False, False
+            self._failures, self._unproven, self._expired = 0, False, False
 
     async def _wait(self) -> None:
         delay = doubling_delay(FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS, self._failures)

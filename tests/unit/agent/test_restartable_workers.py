@@ -20,6 +20,7 @@ from elasticjob._runtime.contract.restart_messages import (
     CollectiveFailed,
     Guarded,
     Interrupt,
+    Interrupted,
     Parked,
     ResultsEnded,
     WorkerToAgent,
@@ -41,8 +42,8 @@ class Worker:
         self._socket.settimeout(10)
 
     async def send(self, *messages: WorkerToAgent) -> None:
-        """Send messages, and wait until the agent has received them."""
-        wanted = len(self.received) + len(messages)
+        """Send messages, and wait until the agent has passed on those that it passes on: all but `Interrupted`."""
+        wanted = len(self.received) + sum(not isinstance(message, Interrupted) for message in messages)
         for message in messages:
             self._socket.send(restart_messages.to_packet(message))
         async with asyncio.timeout(10):
@@ -88,3 +89,10 @@ async def test_a_worker_breaks_its_collectives_only_after_it_has_ended_its_resul
     assert not worker.agent.all_results_ended([ME]), "nothing waits"
     assert worker.agent.call_again(ME, ROUND, {})
     assert not worker.agent.results_ended(ME)
+
+
+async def test_a_worker_that_is_called_again_has_not_left_its_function(worker: Worker) -> None:
+    await worker.send(Calling(ROUND), Interrupted(ROUND), Parked(ROUND))
+    assert worker.agent.interrupted(ME)
+    assert worker.agent.call_again(ME, ROUND, {})
+    assert not worker.agent.interrupted(ME)

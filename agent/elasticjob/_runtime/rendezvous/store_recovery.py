@@ -121,7 +121,7 @@ def evaluate_recovery(state: CoordinatorState, now: float) -> RecoveryDecision |
 def _newest_unsettled_round(state: CoordinatorState) -> RoundId | None:
     """Return the newest round that a connected agent runs, or in which one has reported a failure: it goes on or ends.
 
-    A round that this store has restored before recovery was resumed is over.
+    A round that this store restored earlier, before recovery was resumed, is over: its end is known.
     """
     connected = [n for n in state.agents.values() if n.disconnected_at is None and n.membership is not None]
     failed = state.recovery_failures

@@ -128,7 +128,8 @@ class State:
         self._created_in_spare = progress_channel.is_prestarted() and self._created_in_round != str(PRESTART_ROUND)
         """These objects were created in a spare process and may be stale."""
         self._survives_rounds = not progress_channel.process_survives_round()
-        """We have seen these objects survive a round, so a planned end need not copy them."""
+        """Whether these objects outlive a round, so that a planned end need not copy them: they were created before the
+        restartable function was called, or `sync` has seen them in a second round."""
         current.replace(self)
 
     if TYPE_CHECKING:  # plain values are attributes
@@ -145,7 +146,7 @@ class State:
     @step.setter
     def step(self, value: int) -> None:
         value = checked_step(value)
-        guard.begin()  # also where no optimizer has made a step: a GradScaler may have left it out
+        guard.begin()  # also if a GradScaler has skipped the optimizer's step: the count goes on
         self._step = value
         self._sequence.advance()
         self._frozen.drop_trainable()

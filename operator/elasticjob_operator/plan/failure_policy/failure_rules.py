@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, assert_never
 
 from elasticjob._runtime.contract.failures.failure_rules import (
     FailureAction,
@@ -19,17 +19,6 @@ from elasticjob_operator.model.cluster.pods import Pod
 from elasticjob_operator.model.job.status import RULE_MATCHED, AvoidedNode
 from elasticjob_operator.plan.context import ReconcileContext
 from elasticjob_operator.plan.failure_policy.failures import describe_record
-
-_CONSEQUENCES = {
-    FailureAction.FAIL_JOB: "the job fails",
-    FailureAction.RESTART_GROUP: "the workers restart, which counts towards maxRestarts",
-    FailureAction.REPLACE_POD: "a new pod replaces it and the workers restart, which counts towards maxRestarts",
-    FailureAction.REPLACE_POD_AND_AVOID_NODE: (
-        "a new pod on another node replaces it and the workers restart, which counts towards maxRestarts"
-    ),
-    FailureAction.RESTART_GROUP_UNCOUNTED: "the workers restart, which does not count towards maxRestarts",
-    FailureAction.IGNORE: "the workers restart, which is not counted",
-}
 
 
 @dataclass(frozen=True)
@@ -70,6 +59,25 @@ def matched_event(outage: str, record: dict[str, Any], rule: MatchedRule) -> Eve
     cause = describe_record(record)
     code = f"exit code {record.get('exitCode')}"
     code = f" ({code})" if "exitCode" in record and code not in cause else ""
-    message = f"{describe_rule(rule.name)} matched: {cause}{code}; {_CONSEQUENCES[rule.action]}"
+    message = f"{describe_rule(rule.name)} matched: {cause}{code}; {_describe_consequence(rule.action)}"
     key = f"{rule.name}/{outage}/{record.get('pod', '')}"
     return EventRecord(RULE_MATCHED, message, key=key, warning=True)
+
+
+def _describe_consequence(action: FailureAction) -> str:
+    counted = "the workers restart, which counts towards maxRestarts"
+    match action:
+        case FailureAction.FAIL_JOB:
+            return "the job fails"
+        case FailureAction.RESTART_GROUP:
+            return counted
+        case FailureAction.REPLACE_POD:
+            return f"a new pod replaces it and {counted}"
+        case FailureAction.REPLACE_POD_AND_AVOID_NODE:
+            return f"a new pod on another node replaces it and {counted}"
+        case FailureAction.RESTART_GROUP_UNCOUNTED:
+            return "the workers restart, which does not count towards maxRestarts"
+        case FailureAction.IGNORE:
+            return "the workers restart, which is not counted"
+        case _:
+            assert_never(action)

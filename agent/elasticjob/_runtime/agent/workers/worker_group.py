@@ -158,11 +158,12 @@ class WorkerGroup:
     ) -> Failure | None:
         """Send the `first` signal, wait for `grace` seconds, SIGKILL the workers and all they have started.
 
-        With a grace of 0 the `first` signal is not sent. `report_hang`: dump the stacks before, and call this with the
-        failure of the worker farthest behind. `park`: workers whose function can be called again leave it instead, and
-        their processes stay (`has_parked`). `job_goes_on`: processes that wait already run no more of the script.
-        `at_once`: only SIGKILL. `at_most`: seconds after which SIGKILL follows, also to a process that copies its
-        state. Return a failure of this node if processes survive SIGKILL, else None.
+        With a grace of 0 the `first` signal is not sent. `report_hang`: dump the stacks before, and call this
+        with the failure of the worker farthest behind. `park`: workers whose function can be called again leave
+        it instead, and their processes stay (`has_parked`). `job_goes_on`: processes that wait between rounds
+        exit at once, without the rest of the script. `at_once`: only SIGKILL. `at_most`: seconds after which
+        SIGKILL follows, also to a process that copies its state. Return a failure of this node if processes
+        survive SIGKILL, else None.
         """
         self.command.begin_stop(round_follows=park and not at_once)
         failure = await self._stop_sequence.stop(

@@ -54,7 +54,7 @@ def hand_over(
         check()
     except SeparateWorldError as error:
         _ask({"event": "refuse", "message": str(error)})
-        time.sleep(60)  # the agent ends the command: it must not go on after this
+        time.sleep(60)  # the agent kills the command within seconds: it must not go on
         raise
     request = {
         "event": "launch",

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from types import CodeType, ModuleType
     from typing import Any
 
+# Of a module outside of torch, `python -m` runs `main` and nothing else (`_Loader.get_code`).
 PATCHES = {
     "torch.distributed.rendezvous": ("without_libuv.create_without_libuv", "stages.separate_stages"),
     "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend": ("without_libuv.create_without_libuv",),

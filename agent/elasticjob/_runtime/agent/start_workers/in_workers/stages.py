@@ -1,4 +1,4 @@
-"""The store of a round: groups that follow each other in one worker meet there under names of their own.
+"""Each process group of a round gets its own prefix in the store of the round.
 
 A shell may run `torchrun prepare.py && torchrun train.py`, and a program may destroy its process group and form another
 one. All of them have the store of one round, where the second group would find the keys of the first: its ranks would

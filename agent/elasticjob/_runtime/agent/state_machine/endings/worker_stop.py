@@ -22,7 +22,7 @@ def begin_stop(
 ) -> AgentDecision:
     """Stop the workers, and act on the message `then` once none is left.
 
-    Workers that are being stopped already get `grace` only if it ends a graceful stop: other nodes may train by then.
+    A second stop changes the grace only if it is urgent and the first one was graceful: other agents may train by then.
     """
     stopping = state.stopping or Stopping()
     then = then or stopping.then

@@ -55,7 +55,8 @@ NOTE_AFTER = 60.0
 """Seconds after which the log says that the other ranks wait for what the command does first."""
 _ENDING = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGKILL}
 """Signals of a launcher after which the end of its ranks is no failure."""
-_OFF, _ENDED, _ALONE, _WAITS, _GOES_ON = CommandState
+_OFF, _ENDED, _ALONE = CommandState.OFF, CommandState.ENDED, CommandState.ALONE
+_WAITS, _GOES_ON = CommandState.WAITS, CommandState.GOES_ON
 
 
 class PodCommand:
@@ -108,7 +109,7 @@ class PodCommand:
         self._finished.add(start.finished_stages, start.launchers)
 
     def end_elsewhere(self) -> bool:
-        """Kill a command that waits at another launcher than that of the round. Return whether it does.
+        """Kill a command that waits at another launcher than that of the round. Return whether the command is ending.
 
         It has ended once `process.pid` is 0; then call `end_stop`.
         """

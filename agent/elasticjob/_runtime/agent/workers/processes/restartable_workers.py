@@ -135,7 +135,7 @@ class RestartableWorkers:
         peer = self._peers.get(pid)
         if peer is None or not self._send(pid, CallAgain(round_id, restart_messages.variables(env))):
             return False
-        peer.round, peer.raised, peer.parked, peer.results_ended = round_id, None, None, False
+        self._peers[pid] = _Peer(peer.connection, round_id, peer.spare_process)
         return True
 
     def end(self, pid: int, *, at_once: bool) -> bool:
