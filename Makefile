@@ -91,6 +91,10 @@ operator-test: venv programs ## the operator on a real API server, with simulate
 metrics-server: ## build metrics-server, for the test of an autoscaler, once (3 minutes on two cores)
 	@python3 tests/cluster/cluster.py metrics-server
 
+.PHONY: kueue
+kueue: ## build Kueue's controller and its image, once (5 minutes on two cores)
+	@python3 tests/cluster/cluster.py kueue
+
 .PHONY: alerts
 alerts: venv ## test the chart's alerts with promtool, which it builds once (5 minutes on two cores)
 	@python3 tests/cluster/cluster.py monitoring >/dev/null

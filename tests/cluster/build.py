@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -150,9 +151,19 @@ def module_program(layout: Layout, module: Path) -> Path:
 
 
 def build_module(
-    program: Path, module: Path, package: str, minutes: int, tags: str = "", several: bool = False
+    program: Path,
+    module: Path,
+    package: str,
+    minutes: int,
+    tags: str = "",
+    several: bool = False,
+    static: bool = False,
+    finish: Callable[[Path], None] = lambda built: None,
 ) -> None:
-    """Build a package of a module as `program`, or `several` into that folder. `minutes`: on two cores."""
+    """Build a package of a module as `program`, or `several` into that folder. `minutes`: on two cores.
+
+    `static`: without the C library, for an image that has none. `finish` adds to what was built, before it is named.
+    """
     go = go_command()
     program.parent.mkdir(parents=True, exist_ok=True)
     partial = program.with_name(f"{program.name}.{os.getpid()}.part")
@@ -161,16 +172,21 @@ def build_module(
     if several:
         partial.mkdir()
     command = [go, "build", "-v", "-o", str(partial), "-ldflags", "-s -w", "-tags", tags, package]
-    run_build(command, count_packages(go, module, package), module)
+    run_build(command, count_packages(go, module, package), module, static)
+    finish(partial)
     partial.rename(program)
 
 
-def run_build(command: list[str], total: int, module: Path) -> None:
+def go_environ() -> dict[str, str]:
+    """Return the variables for Go. A module may need a newer Go than the machine's, whose settings may refuse that."""
+    return {"GOTOOLCHAIN": "auto", **os.environ}
+
+
+def run_build(command: list[str], total: int, module: Path, static: bool = False) -> None:
     """Run `go build`, and print progress every few seconds. `total` is the number of packages of a cold build."""
     began = time.monotonic()
     lines: list[str] = []
-    # The module may need a newer Go than the machine's, whose settings may say not to fetch one.
-    environ = {"GOTOOLCHAIN": "auto", **os.environ}
+    environ = go_environ() | ({"CGO_ENABLED": "0"} if static else {})
     with subprocess.Popen(command, cwd=module, env=environ, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         reader = threading.Thread(target=lines.extend, args=(process.stderr,), daemon=True)
@@ -189,9 +205,8 @@ def run_build(command: list[str], total: int, module: Path) -> None:
 def count_packages(go: str, module: Path, package: str) -> int:
     """Return how many packages a cold build compiles. This fetches the modules."""
     progress("fetching Go modules")
-    environ = {"GOTOOLCHAIN": "auto", **os.environ}
     command = [go, "list", "-deps", package]
-    result = subprocess.run(command, cwd=module, env=environ, check=False, capture_output=True, text=True)
+    result = subprocess.run(command, cwd=module, env=go_environ(), check=False, capture_output=True, text=True)
     if result.returncode != 0:
         raise ClusterError(f"Go cannot fetch the modules: {result.stderr.strip().splitlines()[-1]}")
     return len(result.stdout.split())

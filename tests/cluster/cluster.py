@@ -8,7 +8,7 @@ from pathlib import Path
 if not __package__:  # started as a file: this folder is a package one level up
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from cluster import build, verbs
+from cluster import build, kueue, verbs
 from cluster.layout import Layout
 from host.errors import SetupError
 
@@ -24,6 +24,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     commands.add_parser("prepare", help="install and build what the cluster needs, without starting it")
     commands.add_parser("metrics-server", help="build metrics-server, which a test needs, and print its path")
     commands.add_parser("monitoring", help="build Prometheus and kube-state-metrics, and print their folder")
+    commands.add_parser("kueue", help="build Kueue, which the tests of queues need, and print its folder")
     commands.add_parser("down", help="stop the cluster and remove everything it created")
     commands.add_parser("status", help="show the state of its components")
     load = commands.add_parser("load", help="load an image on every node")
@@ -47,6 +48,8 @@ def run(options: argparse.Namespace) -> int:
             print(build.metrics_server(Layout.default()))
         case "monitoring":
             print(build.monitoring(Layout.default()).folder)
+        case "kueue":
+            print(kueue.kueue(Layout.default()).folder)
         case "down":
             verbs.down()
         case "status":

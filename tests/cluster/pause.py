@@ -1,4 +1,4 @@
-"""Write the sandbox image as an OCI archive: one static program in one layer."""
+"""Write an image of one static program in one layer as an OCI archive, such as that of sandboxes."""
 
 import hashlib
 import io
@@ -13,15 +13,15 @@ ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _OCI = "application/vnd.oci.image"
 
 
-def write_image(program: Path, archive: Path, name: str = IMAGE) -> None:
-    """Write `archive` with one image, which runs `program`."""
-    layer = tar({"pause": program.read_bytes()}, mode=0o755)
+def write_image(program: Path, archive: Path, name: str = IMAGE, path: str = "pause") -> None:
+    """Write `archive` with one image, which runs `program` as `path` below its root."""
+    layer = tar({path: program.read_bytes()}, mode=0o755)
     machine = platform.machine()
     config = encode(
         {
             "architecture": ARCHITECTURES.get(machine, machine),
             "os": "linux",
-            "config": {"Entrypoint": ["/pause"], "User": "65535:65535"},
+            "config": {"Entrypoint": [f"/{path}"], "User": "65535:65535"},
             "rootfs": {"type": "layers", "diff_ids": [digest(layer)]},
         }
     )
