@@ -92,7 +92,7 @@ metrics-server: ## build metrics-server, for the test of an autoscaler, once (3 
 	@python3 tests/cluster/cluster.py metrics-server
 
 .PHONY: kueue
-kueue: ## build Kueue's controller and its image, once (5 minutes on two cores)
+kueue: ## build Kueue, for the tests of queues, once (5 minutes on two cores)
 	@python3 tests/cluster/cluster.py kueue
 
 .PHONY: alerts
@@ -110,7 +110,7 @@ dashboards: ## write the Grafana dashboards of the chart
 	@python3 charts/dashboards.py
 
 .PHONY: e2e
-e2e: venv cluster images metrics-server ## everything, on the real cluster (it stays up afterwards)
+e2e: venv cluster images metrics-server kueue ## everything, on the real cluster (it stays up afterwards)
 	@pytest -q -n 2 --maxschedchunk 1 -m '$(SELECTED) and not alone' tests/e2e; first=$$?; \
 		pytest -q -m '$(SELECTED) and alone' tests/e2e && exit $$first
 
@@ -128,7 +128,7 @@ test: ## what CI runs, fast tests first; those on the cluster run beside the oth
 .PHONY: slow-tests
 slow-tests:
 	@$(MAKE) --no-print-directory cluster-test
-	@$(MAKE) --no-print-directory metrics-server
+	@$(MAKE) --no-print-directory metrics-server kueue
 	@.ci/beside '$(MAKE) --no-print-directory operator-test e2e' '$(MAKE) --no-print-directory integration'
 
 .PHONY: deep

@@ -1,4 +1,4 @@
-"""A job with a queue. No Kueue is installed: the test makes its CRDs and decides as Kueue does, by status patches."""
+"""Jobs in queues of the real Kueue, which Kueue admits, preempts and moves."""
 
 from __future__ import annotations
 
@@ -7,194 +7,173 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob_operator.model.cluster.raw import timestamp
+from support.cluster import kueue as real
 from support.cluster.install import install
 from support.cluster.jobs import Job, manifest
-from support.cluster.kube import Json, Kube, condition, is_true
+from support.cluster.kube import ApiError, Json, Kube, condition, is_true
 
 pytestmark = pytest.mark.alone
 
 Submit = Callable[[Json], Job]
-GROUP = "kueue.x-k8s.io"
-OBJECT: Json = {"type": "object"}
-OPEN: Json = {**OBJECT, "x-kubernetes-preserve-unknown-fields": True}
-STRING: Json = {"type": "string"}
-COUNT: Json = {"type": "integer", "format": "int32", "minimum": 0}
-STRINGS: Json = {**OBJECT, "additionalProperties": STRING}
+QUEUE, PRIORITY = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/priority-class"
+CPU = 50
+"""Thousandths of a CPU that a worker pod requests."""
 
 
-def of(required: list[str], **properties: Json) -> Json:
-    return {**OBJECT, "required": required, "properties": properties}
-
-
-def list_map(key: str, item: Json) -> Json:
-    return {"type": "array", "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key], "items": item}
-
-
-CONDITION = of(
-    ["type", "status", "reason", "message", "lastTransitionTime"],
-    type={**STRING, "maxLength": 316},
-    status={**STRING, "enum": ["True", "False", "Unknown"]},
-    reason={**STRING, "minLength": 1, "pattern": "^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$"},
-    message={**STRING, "maxLength": 32768},
-    observedGeneration={"type": "integer", "format": "int64", "minimum": 0},
-    lastTransitionTime={**STRING, "format": "date-time"},
-)
-POD_SET = of(
-    ["name", "count", "template"],
-    name={**STRING, "maxLength": 63},
-    count=COUNT,
-    minCount={**COUNT, "minimum": 1},
-    template=of(["spec"], metadata=of([], labels=STRINGS, annotations=STRINGS), spec=OPEN),
-)
-POD_SET["x-kubernetes-validations"] = [
-    {"rule": "has(self.minCount) ? self.minCount <= self.count : true", "message": "minCount is above count"}
-]
-PRIORITY_CLASS = of(["group", "kind", "name"], group=STRING, kind=STRING, name=STRING)
-SPEC = of(
-    ["podSets"],
-    podSets={**list_map("name", POD_SET), "minItems": 1, "maxItems": 8},
-    queueName=STRING,
-    priorityClassRef=PRIORITY_CLASS,
-    priority={"type": "integer", "format": "int32"},
-    active={"type": "boolean", "default": True},
-)
-ASSIGNMENT = of(["name"], name=STRING, count=COUNT, flavors=STRINGS, resourceUsage=STRINGS)
-STATUS = of(
-    [],
-    conditions={**list_map("type", CONDITION), "maxItems": 16},
-    admission=of(
-        ["clusterQueue", "podSetAssignments"],
-        clusterQueue=STRING,
-        podSetAssignments={**list_map("name", ASSIGNMENT), "maxItems": 8},
-    ),
-    reclaimablePods=list_map("name", of(["name", "count"], name=STRING, count=COUNT)),
-)
-RESERVED = "self.status.conditions.exists(c, c.type == 'QuotaReserved' && c.status == 'True')"
-WORKLOAD = of(["spec"], spec=SPEC, status=STATUS)
-WORKLOAD["x-kubernetes-validations"] = [
-    {
-        "rule": f"has(self.status) && has(self.status.conditions) && {RESERVED} && has(self.status.admission)"
-        " ? size(self.spec.podSets) == size(self.status.admission.podSetAssignments) : true",
-        "message": "podSetAssignments must have the same number of podSets as the spec",
-    }
-]
-FLAVOR = of([], spec=of([], nodeLabels=STRINGS, tolerations={"type": "array", "items": OPEN}))
-
-
-def crd(kind: str, scope: str, schema: Json) -> Json:
-    """Return the CRD of a kind of Kueue's API, with the fields that the operator and this test use."""
-    plural = f"{kind.lower()}s"
-    served = {"name": "v1beta2", "served": True, "storage": True, "subresources": {"status": {}}}
-    version: Json = {**served, "schema": {"openAPIV3Schema": schema}}
-    names = {"kind": kind, "plural": plural, "singular": kind.lower()}
-    return {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{plural}.{GROUP}"},
-        "spec": {"group": GROUP, "scope": scope, "names": names, "versions": [version]},
-    }
+@pytest.fixture(scope="module")
+def kueue(kube: Kube, cluster_dir: Path) -> Iterator[None]:
+    """Kueue, a flavor and a priority class, and an operator that requires a queue; all of it is undone in the end."""
+    with real.installed(kube, cluster_dir):
+        try:
+            kube.create("resourceflavors", real.flavor("linux"))
+            kube.create("workloadpriorityclasses", real.priority_class("urgent", 100))
+            install(kube, cluster_dir, "kueue.enabled=true", "kueue.requireQueue=true")
+            yield
+        finally:
+            install(kube, cluster_dir)
 
 
 @pytest.fixture
-def kueue(kube: Kube, cluster_dir: Path) -> Iterator[None]:
-    """Kueue's API and one flavor, and an operator that uses the API; all of it is undone after the test."""
-    crds = [crd("Workload", "Namespaced", WORKLOAD), crd("ResourceFlavor", "Cluster", FLAVOR)]
-    try:
-        for body in crds:
-            kube.create("customresourcedefinitions", body)
-        for body in crds:
-            established = lambda c: is_true(c, "Established")  # noqa: E731
-            name = body["metadata"]["name"]
-            kube.wait("customresourcedefinitions", name, None, established, timeout=20, what=f"{name} is served")
-        flavor = {"metadata": {"name": "linux"}, "spec": {"nodeLabels": {"kubernetes.io/os": "linux"}}}
-        kube.create("resourceflavors", {"apiVersion": f"{GROUP}/v1beta2", "kind": "ResourceFlavor", **flavor})
-        install(kube, cluster_dir, "kueue.enabled=true")
-        yield
-    finally:
-        install(kube, cluster_dir)
-        for body in crds:
-            kube.delete("customresourcedefinitions", body["metadata"]["name"])
+def queues(kueue: None, kube: Kube, namespace: str) -> Iterator[Callable[..., str]]:
+    """Make a LocalQueue with a ClusterQueue of its own, which has quota for so many worker pods; return its name."""
+    made: list[str] = []
+
+    def make(name: str, pods: int, flavor: str = "linux") -> str:
+        whole = f"{namespace[:40]}-{namespace[-5:]}-{name}"
+        kube.create("clusterqueues", real.cluster_queue(whole, f"{pods * CPU}m", flavor))
+        made.append(whole)
+        kube.create("localqueues", real.local_queue(name, whole), namespace)
+        return whole
+
+    yield make
+    for job in kube.list("elasticjobs", namespace):
+        kube.delete("elasticjobs", job["metadata"]["name"], namespace)
+    for name in made:
+        kube.delete("clusterqueues", name)
 
 
-class Queue:
-    """What Kueue does with the Workload of one job."""
-
-    def __init__(self, kube: Kube, job: Job) -> None:
-        self.kube, self.job = kube, job
-        found = self._until_listed()
-        self.name: str = found["metadata"]["name"]
-
-    def _until_listed(self) -> Json:
-        events = self.kube.watch("workloads", self.job.namespace, selector=self.job.selector, timeout=30)
-        return next(current for kind, current in events if kind == "ADDED")
-
-    def read(self) -> Json:
-        return self.kube.get("workloads", self.name, self.job.namespace)
-
-    def wait(self, until: Callable[[Json], bool], what: str) -> Json:
-        return self.kube.wait("workloads", self.name, self.job.namespace, until, timeout=60, what=what)
-
-    def write(self, admission: Json | None, time: float, **conditions: tuple[bool, str]) -> None:
-        """Write conditions (status and reason by type), and the admission; the other conditions stay."""
-        kept = {c["type"]: c for c in self.read().get("status", {}).get("conditions", [])}
-        for kind, (true, reason) in conditions.items():
-            written = {"type": kind, "status": str(true), "reason": reason, "message": "by the test"}
-            kept[kind] = {**written, "lastTransitionTime": timestamp(time)}
-        status = {"conditions": [*kept.values()], **({} if admission is None else {"admission": admission})}
-        self.kube.patch("workloads", self.name, {"status": status}, self.job.namespace, "/status")
-
-    def admit(self, count: int, time: float) -> None:
-        assignment = {"name": "worker", "count": count, "flavors": {"cpu": "linux", "memory": "linux"}}
-        admission = {"clusterQueue": "all", "podSetAssignments": [assignment]}
-        evicted = {"Evicted": (False, "QuotaReserved")} if condition(self.read(), "Evicted") else {}
-        self.write(admission, time, QuotaReserved=(True, "QuotaReserved"), Admitted=(True, "Admitted"), **evicted)
-
-    def evict(self, time: float) -> None:
-        self.write(None, time, Evicted=(True, "Preempted"))
+def queued(name: str, queue: str, shared_dir: str, least: int, most: int, **labels: str) -> Json:
+    """Return a job of a queue, which trains until `end(name)`."""
+    script = f"import os, time\nwhile not os.path.exists('/shared/end-{name}'): time.sleep(0.1)"
+    body = manifest(
+        name,
+        ["python3", "-c", script],
+        preload=[],
+        mounts=[{"name": "shared", "mountPath": "/shared"}],
+        volumes=[{"name": "shared", "hostPath": {"path": shared_dir, "type": "Directory"}}],
+        replicas=most,
+        elasticPolicy={"minReplicas": least, "maxReplicas": most},
+        resources={"requests": {"cpu": f"{CPU}m", "memory": "256Mi"}},
+    )
+    body["metadata"]["labels"] = {QUEUE: queue, **labels}
+    return body
 
 
-@pytest.mark.usefixtures("kueue")
-def test_a_job_is_admitted_in_part_evicted_admitted_again_and_finished(
-    submit: Submit, kube: Kube, namespace: str, shared_dir: str
+def workload(job: Job, until: Callable[[Json], bool], what: str) -> Json:
+    """Wait until the Workload of a job is as `until` says, and return it."""
+    some = lambda found: any(map(until, found))  # noqa: E731
+    found = job.kube.wait_list("workloads", job.namespace, some, selector=job.selector, timeout=60, what=what)
+    return next(filter(until, found))
+
+
+def wait_used(kube: Kube, queue: str, pods: int) -> None:
+    """Wait until the quota of so many worker pods of a ClusterQueue is used."""
+    used = {"0"} if not pods else {f"{pods * CPU}m"}
+    what = f"{queue}: the quota of {pods} pods is used"
+    kube.wait("clusterqueues", queue, None, lambda found: real.used_cpu(found) in used, timeout=60, what=what)
+
+
+def test_a_job_is_admitted_in_part_preempted_admitted_again_shrinks_and_ends(
+    queues: Callable[..., str], submit: Submit, kube: Kube, namespace: str, shared_dir: str
 ) -> None:
-    script = "import os, time\nwhile not os.path.exists('/shared/end'): time.sleep(0.1)"
-    shared = {"volumes": [{"name": "shared", "hostPath": {"path": shared_dir, "type": "Directory"}}]}
-    sizes = {"replicas": 3, "elasticPolicy": {"minReplicas": 2, "maxReplicas": 3}}
-    mounts = [{"name": "shared", "mountPath": "/shared"}]
-    body = manifest("queued", ["python3", "-c", script], preload=[], mounts=mounts, **shared, **sizes)
-    body["metadata"]["labels"] = {f"{GROUP}/queue-name": "team-a"}
-    job = submit(body)
-    job.wait("Suspended", reason="SuspendedByQueue", timeout=30)
-    queue = Queue(kube, job)
-    asked = queue.read()["spec"]
-    (pods,) = asked["podSets"]
-    assert (asked["queueName"], pods["name"], pods["count"], pods["minCount"]) == ("team-a", "worker", 3, 2)
-    assert kube.list("pods", namespace) == []
-
-    queue.admit(2, 1.7e9)
-    status = job.wait_world(2, after=0, timeout=60)
+    whole = queues("team-a", pods=2)
+    job = submit(queued("elastic", "team-a", shared_dir, least=2, most=3))
+    status = job.wait_world(2, after=0, timeout=90)
     assert status["targetReplicas"] == 2
     assert condition(job.read(), "FullyScaled")["reason"] == "InsufficientCapacity"
-    queue.wait(lambda workload: is_true(workload, "PodsReady"), "the Workload says that the job trains")
-    assert kube.get("pods", "queued-0-0", namespace)["spec"]["nodeSelector"] == {"kubernetes.io/os": "linux"}
+    asked = workload(job, lambda found: is_true(found, "PodsReady"), "the Workload says that the job trains")
+    (pods,) = asked["spec"]["podSets"]
+    assert (pods["name"], pods["count"], pods["minCount"]) == ("worker", 3, 2)
+    assert kube.get("pods", "elastic-0-0", namespace)["spec"]["nodeSelector"] == {"kubernetes.io/os": "linux"}
 
-    queue.evict(1.7e9 + 100)
-    released = queue.wait(
-        lambda workload: condition(workload, "QuotaReserved")["status"] == "False", "its quota is free"
-    )
-    kube.wait_gone("pods", namespace, job.workers, timeout=30)
-    assert "admission" not in released["status"]
-    expected = {"Admitted": "False", "Requeued": "True", "PodsReady": "False", "Evicted": "True"}
-    assert {kind: condition(released, kind)["status"] for kind in expected} == expected
+    # A job waits, until it gets a priority class: then Kueue preempts the other one.
+    other = submit(queued("other", "team-a", shared_dir, least=2, most=2))
+    workload(other, lambda found: condition(found, "QuotaReserved").get("status") == "False", "Kueue says why it waits")
+    assert other.wait("Suspended", reason="SuspendedByQueue", timeout=30)
+    kube.patch("elasticjobs", "other", {"metadata": {"labels": {PRIORITY: "urgent"}}}, namespace)
+    other.wait_world(2, after=0, timeout=90)
+    evicted = workload(job, lambda found: is_true(found, "Evicted"), "the Workload is evicted")
+    expected = {"Evicted": "Preempted", "QuotaReserved": "Pending", "Requeued": "Preempted"}
+    assert {kind: condition(evicted, kind)["reason"] for kind in expected} == expected
+    assert "admission" not in evicted["status"]
+    assert kube.list("pods", namespace, job.workers) == []
     assert condition(job.read(), "Suspended")["reason"] == "SuspendedByQueue"
 
-    queue.admit(3, 1.7e9 + 200)
-    status = job.wait_world(3, after=status["rendezvousRound"], timeout=60)
+    # It returns when the other one has ended: now there is quota for all of its pods.
+    bigger = real.cluster_queue(whole, f"{3 * CPU}m", "linux")
+    kube.patch("clusterqueues", whole, {"spec": bigger["spec"]})
+    (Path(shared_dir) / "end-other").touch()
+    other.wait("Complete", timeout=60)
+    status = job.wait_world(3, after=status["rendezvousRound"], timeout=90)
     assert (status["executionAttempts"], status["restarts"]) == (2, 0)
-    (Path(shared_dir) / "end").touch()
+    kube.scale("elastic", namespace, 2)
+    wait_used(kube, whole, 2)
+
+    (Path(shared_dir) / "end-elastic").touch()
     job.wait("Complete", timeout=60)
-    finished = queue.wait(lambda workload: is_true(workload, "Finished"), "the Workload is Finished")
+    finished = workload(job, lambda found: is_true(found, "Finished"), "the Workload is Finished")
     assert condition(finished, "Finished")["reason"] == "Succeeded"
-    assert "template" in job.read()["spec"]
+    wait_used(kube, whole, 0)
     assert "nodeSelector" not in job.read()["spec"]["template"]["spec"]
+
+
+def test_a_running_job_moves_to_another_queue_and_may_not_leave_it(
+    queues: Callable[..., str], submit: Submit, kube: Kube, namespace: str, shared_dir: str
+) -> None:
+    first, second = queues("first", pods=1), queues("second", pods=2)
+    job = submit(queued("moves", "first", shared_dir, least=1, most=1))
+    status = job.wait_world(1, after=0, timeout=90)
+    with pytest.raises(ApiError, match="requires a queue"):
+        kube.patch("elasticjobs", "moves", {"metadata": {"labels": {QUEUE: None}}}, namespace)
+    kube.patch("elasticjobs", "moves", {"metadata": {"labels": {QUEUE: "second"}}}, namespace)
+    status = job.wait_world(1, after=status["rendezvousRound"], timeout=90)
+    assert status["executionAttempts"] == 2
+    wait_used(kube, first, 0)
+    wait_used(kube, second, 1)
+
+
+def test_the_quota_of_a_resizable_job_follows_its_replicas(
+    queues: Callable[..., str], submit: Submit, kube: Kube, namespace: str, shared_dir: str
+) -> None:
+    whole = queues("team-a", pods=3)
+    body = queued("slices", "team-a", shared_dir, least=1, most=3)
+    body["metadata"]["annotations"] = {"kueue.x-k8s.io/elastic-job": "true"}
+    body["spec"]["replicas"] = 1
+    job = submit(body)
+    status = job.wait_world(1, after=0, timeout=90)
+    wait_used(kube, whole, 1)
+    kube.scale("slices", namespace, 3)
+    status = job.wait_world(3, after=status["rendezvousRound"], timeout=90)
+    wait_used(kube, whole, 3)
+    kube.scale("slices", namespace, 2)
+    status = job.wait_world(2, after=status["rendezvousRound"], timeout=90)
+    wait_used(kube, whole, 2)
+    assert status["executionAttempts"] == 1
+
+
+def test_a_job_whose_admission_assigns_a_topology_says_that_it_cannot_start(
+    queues: Callable[..., str], submit: Submit, kube: Kube, shared_dir: str
+) -> None:
+    levels = [{"nodeLabel": "kubernetes.io/hostname"}]
+    body = {"apiVersion": real.API, "kind": "Topology", "metadata": {"name": "hosts"}, "spec": {"levels": levels}}
+    kube.create("topologies", body)
+    kube.create("resourceflavors", real.flavor("placed", topologyName="hosts"))
+    queues("placed", pods=2, flavor="placed")
+    job = submit(queued("placed", "placed", shared_dir, least=1, most=2))
+    workload(job, lambda found: is_true(found, "QuotaReserved"), "the job has quota")
+
+    def says(found: Json) -> bool:
+        return "topology" in condition(found, "Suspended").get("message", "")
+
+    kube.wait("elasticjobs", "placed", job.namespace, says, timeout=60, what="the job names the topology")
+    assert kube.list("pods", job.namespace, job.workers) == []
