@@ -57,8 +57,10 @@ def entries() -> list[dict[str, str]]:
         for name, _, do in rows(HELP, header)
         for n in names(name)
     }
+    others = {item["name"] for item in found if not item["kind"].startswith("Event")}
     for item in found:
-        if item["name"] in help_of and not item["kind"].startswith("Event"):
+        # What a condition says stands there only, and not at its Event a second time.
+        if item["name"] in help_of and not (item["kind"].startswith("Event") and item["name"] in others):
             item["do"] = advice(help_of[item["name"]])
     return found
 
@@ -86,7 +88,7 @@ def plain(text: str) -> str:
 
 def advice(cell: str) -> str:
     """Return what to do as plain text for any job, without links to read on."""
-    text = plain(_READ_ON.sub("", cell)).replace("=bert", "=JOB")
+    text = re.sub(r"\bbert\b", "JOB", plain(_READ_ON.sub("", cell)))
     return text or f"read {HELP}"
 
 

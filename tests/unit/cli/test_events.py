@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elasticjob.cli.verbs.events import event_views
+from elasticjob.cli.verbs.explain import advice, all_explanations
 from support.cli.fake_api import EVENTS, JOBS, FakeApi
 from support.cli.objects import a_job, an_event
 
@@ -73,3 +74,10 @@ def test_explain_suggests_similar_names(run: Run) -> None:
 
 def test_explain_says_what_to_do(run: Run) -> None:
     assert "What to do: raise resources.limits.memory" in run("explain", "OOMKilled").out
+
+
+def test_each_reason_says_what_it_means_and_what_to_do() -> None:
+    known = [item for item in all_explanations() if item["kind"] != "phase"]
+    assert [item["name"] for item in known if not item["meaning"]] == []
+    assert sorted({item["name"] for item in known if not advice(item["name"])}) == []
+    assert "progressTimeoutSeconds" in advice("HangDetected")
