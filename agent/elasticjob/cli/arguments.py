@@ -184,6 +184,13 @@ def _add_submit(subcommands: argparse._SubParsersAction[_Parser]) -> None:
     submit.add_argument("--cpu", default="", metavar="N", help="CPUs that each pod requests, such as 4 or 500m")
     submit.add_argument("--memory", default="", metavar="SIZE", help="memory that each pod may use, such as 16Gi")
     submit.add_argument("-e", "--env", action="append", default=[], metavar="NAME=VALUE", help="variable of the pods")
+    submit.add_argument(
+        "--pvc", action="append", default=[], metavar="CLAIM:PATH[:ro]",
+        help="PersistentVolumeClaim that each pod mounts, such as data:/data:ro",
+    )  # fmt: skip
+    submit.add_argument(
+        "--image-pull-secret", action="append", default=[], metavar="NAME", help="Secret to pull the image with"
+    )
     submit.add_argument("--update", metavar="JOB", help="ship the folder to this running job, in place of its code")
     submit.add_argument("--detach", action="store_true", help="do not follow the job, or wait for its update")
     submit.add_argument("--dry-run", action="store_true", help="print the manifests and create nothing")

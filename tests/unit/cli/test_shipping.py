@@ -19,7 +19,15 @@ from elasticjob._runtime.local.manifest.job_schema import find_problems
 from elasticjob.cli.shipping import archive as archives
 from elasticjob.cli.shipping.archive import pack_files, pack_folder
 from elasticjob.cli.shipping.errors import SubmitError
-from elasticjob.cli.shipping.job_request import JobRequest, code_object, job_manifest, job_name, parse_env
+from elasticjob.cli.shipping.job_request import (
+    JobRequest,
+    code_object,
+    job_manifest,
+    job_name,
+    parse_claims,
+    parse_env,
+    parse_names,
+)
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
@@ -211,3 +219,41 @@ def test_wrong_wishes() -> None:
 )  # fmt: skip
 def test_the_name_of_a_job(script: str, name: str) -> None:
     assert job_name(script, "x1") == name
+
+
+def test_claims_and_pull_secrets_of_the_pods() -> None:
+    claims = parse_claims(["data:/data:ro", "out:/out/", "data:/more:rw"])
+    request = JobRequest("a", "i", ("x",), claims=claims, image_pull_secrets=parse_names("--s", ["one", "two", "one"]))
+    pod = job_manifest(request, "digest")["spec"]["template"]["spec"]
+    assert pod["imagePullSecrets"] == [{"name": "one"}, {"name": "two"}]
+    assert pod["containers"][0]["volumeMounts"][2:] == [
+        {"name": "pvc-0", "mountPath": "/data", "readOnly": True},
+        {"name": "pvc-1", "mountPath": "/out"},
+        {"name": "pvc-0", "mountPath": "/more"},
+    ]
+    assert [v["persistentVolumeClaim"]["claimName"] for v in pod["volumes"][2:]] == ["data", "out"]
+    bare = job_manifest(JobRequest("a", "i", ("x",)), "")["spec"]["template"]["spec"]
+    assert set(bare) == {"containers"}
+
+
+@pytest.mark.parametrize(
+    ("texts", "error"),
+    [
+        (["data"], "want CLAIM:/path"),
+        (["data:out"], "want CLAIM:/path"),
+        (["data:/data:r"], "want CLAIM:/path"),
+        ([":/data"], "is no name of an object"),
+        (["My_Data:/data"], "is no name of an object"),
+        (["a:/data", "b:/data/"], "/data has the claim a already"),
+        (["a:/elasticjob-code/files"], "mount it elsewhere"),
+        (["a:/"], "mount it elsewhere"),
+    ],
+)
+def test_claims_that_cannot_be_mounted(texts: list[str], error: str) -> None:
+    with pytest.raises(SubmitError, match=error):
+        parse_claims(texts)
+
+
+def test_a_secret_that_is_no_name() -> None:
+    with pytest.raises(SubmitError, match="--image-pull-secret a b: 'a b' is no name of an object"):
+        parse_names("--image-pull-secret", ["a b"])

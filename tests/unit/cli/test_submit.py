@@ -88,6 +88,17 @@ def test_dry_run_prints_the_manifests_without_a_cluster(
     assert job["metadata"]["name"].startswith("train-")
 
 
+def test_claims_and_pull_secrets_come_from_flags(api: FakeApi, run: Run) -> None:
+    flags = ("--pvc", "data:/data:ro", "--image-pull-secret", "registry")
+    shown = run("submit", "train.py", "--image", "i", "-n", "team", "--dry-run", *flags)
+    pod = list(yaml.safe_load_all(shown.out))[1]["spec"]["template"]["spec"]
+    assert pod["imagePullSecrets"] == [{"name": "registry"}]
+    assert pod["containers"][0]["volumeMounts"][-1] == {"name": "pvc-0", "mountPath": "/data", "readOnly": True}
+    refused = run("submit", "train.py", "--image", "i", "--pvc", "data")
+    assert "--pvc data: want CLAIM:/path, or CLAIM:/path:ro to mount it read-only" in refused.err
+    assert (refused.code, api.requests) == (1, [])
+
+
 def test_nothing_is_left_if_the_job_is_refused(api: FakeApi, run: Run) -> None:
     api.refused = {JOBS: (422, "spec: too large")}
     shown = run("submit", "train.py", "--name", "bert", "--image", "i")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import base64
+import posixpath
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,8 +22,19 @@ from elasticjob.cli.shipping.archive import CodeArchive
 from elasticjob.cli.shipping.errors import SubmitError
 
 GPU = "nvidia.com/gpu"
+LONGEST_NAME = 253
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 LONGEST_STEM = 40
 """Characters of a name that come from the script's: the API allows 50 in all."""
+
+
+@dataclass(frozen=True)
+class ClaimMount:
+    """A PersistentVolumeClaim of the namespace, and where each pod mounts it."""
+
+    claim: str
+    path: str
+    read_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -46,6 +58,10 @@ class JobRequest:
     memory: str = ""
     """Memory that each pod requests and may use; empty: no limit."""
     env: Mapping[str, str] = field(default_factory=dict)
+    image_pull_secrets: tuple[str, ...] = ()
+    """Secrets of the namespace with which images are pulled."""
+    claims: tuple[ClaimMount, ...] = ()
+    """PersistentVolumeClaims that each pod mounts."""
     namespace: str = ""
     """Only for the manifest's text; empty: leave it out."""
 
@@ -68,6 +84,36 @@ def parse_env(pairs: list[str]) -> dict[str, str]:
     return found
 
 
+def parse_names(flag: str, names: Iterable[str]) -> tuple[str, ...]:
+    """Return names of objects of the namespace, each once. SubmitError: one is no name that Kubernetes takes."""
+    for name in names:
+        _check_name(flag, name, name)
+    return tuple(dict.fromkeys(names))
+
+
+def parse_claims(texts: Iterable[str]) -> tuple[ClaimMount, ...]:
+    """Return the mounts of `CLAIM:/path` and `CLAIM:/path:ro` texts. SubmitError: one is none, or two have one path."""
+    found: dict[str, ClaimMount] = {}
+    for text in texts:
+        claim, _, rest = text.partition(":")
+        path, _, mode = rest.partition(":")
+        if not path.startswith("/") or mode not in ("", "ro", "rw"):
+            raise SubmitError(f"--pvc {text}: want CLAIM:/path, or CLAIM:/path:ro to mount it read-only")
+        _check_name("--pvc", text, claim)
+        path = posixpath.normpath(path)
+        if path in ("/", "//") or f"{path}/".startswith(f"{posixpath.dirname(CODE_FOLDER)}/"):
+            raise SubmitError(f"--pvc {text}: {path} is needed for the container's own files; mount it elsewhere")
+        if path in found:
+            raise SubmitError(f"--pvc {text}: {path} has the claim {found[path].claim} already")
+        found[path] = ClaimMount(claim, path, mode == "ro")
+    return tuple(found.values())
+
+
+def _check_name(flag: str, text: str, name: str) -> None:
+    if len(name) > LONGEST_NAME or not _NAME.fullmatch(name):
+        raise SubmitError(f"{flag} {text}: {name!r} is no name of an object: want a-z, 0-9, '-' and '.', as in my-data")
+
+
 def job_manifest(request: JobRequest, digest: str) -> KubeObject:
     """Return the ElasticJob. `digest`: the archive's sha256; empty if the image has the code."""
     metadata: dict[str, Any] = {"name": request.name}
@@ -82,6 +128,9 @@ def job_manifest(request: JobRequest, digest: str) -> KubeObject:
     spec["template"] = {"spec": {"containers": [_trainer(request)]}}
     if digest:
         _mount_code(spec["template"]["spec"], code_config_map(request.name))
+    _mount_claims(spec["template"]["spec"], request.claims)
+    if request.image_pull_secrets:
+        spec["template"]["spec"]["imagePullSecrets"] = [{"name": name} for name in request.image_pull_secrets]
     return {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "metadata": metadata, "spec": spec}
 
 
@@ -105,6 +154,18 @@ def _mount_code(pod: dict[str, Any], config_map: str) -> None:
         ],
     }
     pod["volumes"] = [{"name": "code-archive", "configMap": {"name": config_map}}, {"name": "code", "emptyDir": {}}]
+
+
+def _mount_claims(pod: dict[str, Any], claims: Sequence[ClaimMount]) -> None:
+    """Mount claims; one that is mounted at two paths is one volume of the pod."""
+    volumes: dict[str, str] = {}
+    for mount in claims:
+        volume = volumes.setdefault(mount.claim, f"pvc-{len(volumes)}")
+        entry = {"name": volume, "mountPath": mount.path, **({"readOnly": True} if mount.read_only else {})}
+        pod["containers"][0].setdefault("volumeMounts", []).append(entry)
+    for claim, volume in volumes.items():
+        source = {"persistentVolumeClaim": {"claimName": claim}}
+        pod.setdefault("volumes", []).append({"name": volume, **source})
 
 
 def _trainer(request: JobRequest) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from elasticjob.cli.cluster.connection import Cluster
 from elasticjob.cli.cluster.resources import ELASTICJOBS
 from elasticjob.cli.shipping.archive import CodeArchive, pack_folder
 from elasticjob.cli.shipping.errors import SubmitError
-from elasticjob.cli.shipping.job_request import JobRequest, code_object, job_name, parse_env
+from elasticjob.cli.shipping.job_request import JobRequest, code_object, job_name, parse_claims, parse_env, parse_names
 from elasticjob.cli.verbs.submit.code_update import update_code
 from elasticjob.cli.verbs.submit.creation import checked_manifest, create_job
 from elasticjob.cli.verbs.submit.follow import follow_job
@@ -68,6 +68,8 @@ def read_request(options: argparse.Namespace) -> tuple[CodeArchive, JobRequest]:
         cpu=options.cpu,
         memory=options.memory,
         env=parse_env(options.env),
+        image_pull_secrets=parse_names("--image-pull-secret", options.image_pull_secret),
+        claims=parse_claims(options.pvc),
         namespace=options.namespace or "",
     )
     return pack_folder(root), request
