@@ -55,6 +55,22 @@ def test_the_chart_passes_strict_lint() -> None:
     assert "0 chart(s) failed" in done.stdout, done.stdout + done.stderr
 
 
+def images_of(values: dict[str, Any]) -> set[str]:
+    """Return the image of the operator, and that of stores and agents."""
+    (deployment,) = of_kind("Deployment", values)
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    return {container["image"], settings_of(values).image}
+
+
+def test_a_digest_pins_the_image_of_the_operator_and_of_jobs() -> None:
+    digest = f"sha256:{'0f' * 32}"
+    assert images_of({"image.repository": "r/e", "image.tag": "2"}) == {"r/e:2"}
+    assert images_of({"image.repository": "r/e", "image.tag": "2", "image.digest": digest}) == {f"r/e@{digest}"}
+    for wrong in ("--set=image.digest=sha256:0f", f"--set=image.repository=r/e@{digest}"):
+        done = helm("template", "r", str(CHART), "--set=crds.install=false", wrong)
+        assert (done.returncode, "values don't meet the specifications" in done.stderr) == (1, True), done.stderr
+
+
 def test_the_notes_say_what_is_left_to_check(tmp_path: Path) -> None:
     # Without a server, helm installs only what needs no version of Kubernetes.
     chart = Path(shutil.copytree(CHART, tmp_path / "elasticjob"))
