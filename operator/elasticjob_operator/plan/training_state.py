@@ -45,7 +45,7 @@ class TrainingState:
     warm_fork: str = ""
     """`status.warmFork`: why workers start by exec; empty while they are forked."""
     hang_guard: str = ""
-    """`status.hangGuard`: what ends a hang without a hangPolicy; empty if torch does, or the job has one."""
+    """`status.hangGuard`: what ends a hang without a hangPolicy; with one, that it has no steps to watch. Or empty."""
 
 
 def read_training_state(ctx: ReconcileContext) -> TrainingState:

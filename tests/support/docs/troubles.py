@@ -96,7 +96,7 @@ def jobs() -> dict[str, Json]:
         _job("fails", "/app/raises.py", "-0.1", failurePolicy={"maxRestarts": 2}),
         _job("hangs", "/app/hangs.py", replicas=2),
         _job("trains", "/app/trains.py", replicas=2),
-        _job("differs", "/app/differs.py", replicas=2),
+        _job("differs", "/app/differs.py", replicas=2, hangPolicy={"progressTimeoutSeconds": 10, "action": "Event"}),
         _job("stuck", "/app/waits.py"),
         _job("image", "/app/waits.py", image=MISSING_IMAGE),
         _job("moves", "/app/bad_gpu.py", failurePolicy={"maxRestarts": 1, "rules": [bad_gpu]}),

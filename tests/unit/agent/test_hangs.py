@@ -18,7 +18,7 @@ import pytest
 from elasticjob._runtime.agent.execution.round_monitors import RoundMonitors
 from elasticjob._runtime.agent.execution.worker_executor import WorkerExecutor
 from elasticjob._runtime.agent.monitoring.progress import hangs
-from elasticjob._runtime.agent.monitoring.progress.hang_guard import HangGuard
+from elasticjob._runtime.agent.monitoring.progress.hang_guard import HangGuard, without_steps
 from elasticjob._runtime.agent.monitoring.progress.hangs import HangMonitor, StackDump, dump_stacks, farthest_behind
 from elasticjob._runtime.agent.monitoring.progress.worker_progress import ProgressReport
 from elasticjob._runtime.agent.reporting.log_watch import LogWatch
@@ -363,6 +363,45 @@ async def test_without_torchs_word_the_steps_of_a_script_are_watched_for_its_tim
     monitors.guard_reported()
     assert dispatched == [HangGuarded(guard.status)]
     await until_hung(dispatched)
+
+
+async def until_guarded(dispatched: Sequence[object], status: str) -> None:
+    async with asyncio.timeout(10):
+        while HangGuarded(status) not in dispatched:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+async def test_a_hang_policy_without_steps_says_what_to_do_until_the_first_step() -> None:
+    steps = list[float]()
+    monitors, dispatched = guarded_monitors(None, progress_timeout=0.01, last_steps=steps)
+    monitors.watch_for_hangs(round_start(0.01))
+    said = without_steps("pod", 0.02)
+    await until_guarded(dispatched, said)
+    assert dispatched == [HangGuarded(said)], "it is said once, and it is no hang"
+    monitors.guard_reported()
+    assert dispatched[1:] == [HangGuarded(said)], "what torch's groups report does not hide it"
+    steps.append(time.monotonic() + 600)
+    await until_guarded(dispatched, "")
+    assert ProgressTimedOut(ROUND) not in dispatched
+    monitors.stop()
+
+
+async def test_a_hang_policy_that_is_removed_misses_no_steps() -> None:
+    monitors, dispatched = guarded_monitors(None, progress_timeout=0.01, last_steps=())
+    monitors.watch_for_hangs(round_start(0.01))
+    await until_guarded(dispatched, without_steps("pod", 0.02))
+    monitors.watch_for_hangs(round_start(0.0))
+    await until_guarded(dispatched, "")
+
+
+async def test_a_first_step_may_take_twice_the_time_out_unless_it_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    for patient, watched in ((600.0, 0.02), (0.01, 0.01)):
+        monkeypatch.setattr("elasticjob._runtime.agent.monitoring.progress.hangs.PATIENT_SECONDS", patient)
+        told = asyncio.get_running_loop().create_future()
+        monitor = HangMonitor(lambda: (), lambda: None, told.set_result)
+        monitor.start(0.01)
+        assert await asyncio.wait_for(told, 10) == watched
+        monitor.stop()
 
 
 async def test_an_overdue_collective_ends_the_round_unless_a_hang_policy_decides(

@@ -141,6 +141,11 @@ def test_a_job_that_trains_but_not_as_it_should() -> None:
     found = causes(job_with(TRAINS, condition_of("RendezvousReady", "False", "StoreLost"), **slow))
     steps = [cause["next"].split()[1] for cause in found]
     assert steps == ["get", "drain", "stacks", "status", "explain"]
+    blind = job_with(TRAINS, hangGuard="no worker has reported a step")
+    assert causes(blind) == [], "torch's time-out guards it"
+    blind["spec"]["hangPolicy"] = {"progressTimeoutSeconds": 300}
+    (cause,) = causes(blind)
+    assert (cause["evidence"], cause["next"]) == ("no worker has reported a step", "elasticjob explain NoStepsReported")
     stuck = a_pod(1)
     stuck["metadata"]["deletionTimestamp"] = stamp(300)
     (_, cause) = causes(job_with(TRAINS, missing), pods=[stuck])

@@ -941,6 +941,18 @@ def test_warm_fork_off_is_reported_once_per_reason() -> None:
     assert "warmFork" not in status_of(run(replace(steady(), job=job(status=known))))
 
 
+def test_a_hang_policy_without_steps_is_reported_once() -> None:
+    told = replace(report(worker(0), worker(1)), hang_guard="no worker in bert-0-0 has reported a step")
+    policy = {"progressTimeoutSeconds": 300}
+    first = run(replace(steady(last_report=told), job=job(status=status(), hangPolicy=policy)))
+    assert status_of(first)["hangGuard"] == told.hang_guard
+    (event,) = [e for e in first.event_records if e.reason == "NoStepsReported"]
+    assert (event.message, event.warning) == (told.hang_guard, True)
+    again = run(replace(steady(last_report=told), job=job(status=status_of(first), hangPolicy=policy)))
+    assert "NoStepsReported" not in [e.reason for e in again.event_records]
+    assert "NoStepsReported" not in [e.reason for e in run(steady(last_report=told)).event_records], "no policy"
+
+
 def test_status_says_what_guards_a_job_without_a_hang_policy() -> None:
     guarded = replace(report(worker(0), worker(1)), hang_guard="ends after 600 s")
     known = status_of(run(steady(last_report=guarded)))

@@ -34,6 +34,7 @@ def event_records(decisions: Decisions, conditions: dict[ConditionType, Conditio
         *suspension_event(decisions.inputs),
         *_world(decisions),
         *_warm_fork(decisions),
+        *_no_steps(decisions),
         *_scale(decisions, conditions),
         *_avoided_nodes(decisions),
         *_noticed_nodes(decisions),
@@ -68,6 +69,14 @@ def _warm_fork(decisions: Decisions) -> tuple[EventRecord, ...]:
         return ()
     message = f"workers start by exec, which makes every restart slower: {reason}"
     return (EventRecord("WarmForkOff", message, key=reason, warning=True),)
+
+
+def _no_steps(decisions: Decisions) -> tuple[EventRecord, ...]:
+    """Return a Warning if the job's hangPolicy has begun to have nothing to watch: a user relies on it."""
+    guard, before = decisions.training.hang_guard, text(decisions.inputs.status.raw, "hangGuard")
+    if not guard or guard == before or decisions.inputs.spec.progress_timeout <= 0:
+        return ()
+    return (EventRecord("NoStepsReported", guard, key=str(decisions.training.rounds), warning=True),)
 
 
 def _scale(decisions: Decisions, conditions: dict[ConditionType, Condition]) -> tuple[EventRecord, ...]:

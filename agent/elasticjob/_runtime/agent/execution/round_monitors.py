@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from elasticjob._runtime.agent.monitoring.progress.hang_guard import HangGuard
+from elasticjob._runtime.agent.monitoring.progress.hang_guard import HangGuard, without_steps
 from elasticjob._runtime.agent.monitoring.progress.hangs import HangMonitor
 from elasticjob._runtime.agent.monitoring.progress.step_times import StepTimeMonitor
 from elasticjob._runtime.agent.monitoring.progress.training_reports import TrainingReports
@@ -58,7 +58,9 @@ class RoundMonitors:
         self._state = state
         self._dispatch = dispatch
         self._send = send
-        self._hangs = HangMonitor(workers.last_steps, self._progress_timed_out)
+        self._hangs = HangMonitor(workers.last_steps, self._progress_timed_out, self._steps_watched)
+        self._without_steps = ""
+        """`status.hangGuard` while the hangPolicy has no step to watch; empty otherwise."""
         self._step_times = StepTimeMonitor(workers.heartbeats, self._send_step_times, step_time_window)
         self._training = TrainingReports(training, send)
         workers.log_watch.on_step = self._training.start
@@ -67,6 +69,9 @@ class RoundMonitors:
     def watch_for_hangs(self, start: StartRound) -> None:
         """Watch the workers of a round from now on: that they continue to make steps."""
         guard = self._workers.guard
+        if self._without_steps and start.progress_timeout <= 0:  # the policy was removed from the job
+            self._without_steps = ""
+            asyncio.get_running_loop().call_soon(self._dispatch, events.HangGuarded(guard.status if guard else ""))
         self._hangs.start(guard.step_timeout if guard else start.progress_timeout, repeat=not start.hang_ends_round)
 
     def worker_connected(self) -> None:
@@ -100,7 +105,7 @@ class RoundMonitors:
             return
         if guard is not None and guard.step_timeout > 0:
             self.watch_for_hangs(start)
-        self._dispatch(events.HangGuarded(guard.status if guard else ""))
+        self._dispatch(events.HangGuarded(guard.status if guard else self._without_steps))
 
     def collective_overdue(self) -> None:
         """Handle a collective that takes longer than torch's time-out."""
@@ -109,6 +114,19 @@ class RoundMonitors:
             self._progress_timed_out()
         else:
             log.info("the round goes on: spec.hangPolicy decides when it has made no progress for too long")
+
+    def _steps_watched(self, seconds: float) -> None:
+        """Report once that the hangPolicy watches nothing, after so many seconds without a step; with 0 that it does.
+
+        One agent reports for the job, because all run the same script: the one that has group rank 0 then.
+        """
+        start = self._state().assignment
+        if start is None or start.progress_timeout <= 0 or bool(seconds) is bool(self._without_steps):
+            return
+        if start.group_rank != 0 and not self._without_steps:
+            return
+        self._without_steps = without_steps(self._state().announcement.pod, seconds) if seconds else ""
+        self._dispatch(events.HangGuarded(self._without_steps))
 
     def _progress_timed_out(self) -> None:
         if (round_id := self._state().round) is not None:

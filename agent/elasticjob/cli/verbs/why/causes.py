@@ -210,6 +210,9 @@ def _slow(seen: Circumstances) -> Iterator[Finding]:
             f"faults have cost {100 - float(percent):.3g}% of the time; in the last hour there were {len(recent)}",
             f"the newest: {_describe_failure(recent[-1])}", f"elasticjob status {seen.name}",
         )  # fmt: skip
+    if status.get("hangGuard") and seen.job.get("spec", {}).get("hangPolicy"):
+        text = "a hang would go unnoticed, because hangPolicy has no steps to watch"
+        yield finding(text, str(status["hangGuard"]), "elasticjob explain NoStepsReported")
     if status.get("warmFork"):
         text = "each restart imports the modules again, because workers start by exec"
         yield finding(text, str(status["warmFork"]), "elasticjob explain WarmForkOff")

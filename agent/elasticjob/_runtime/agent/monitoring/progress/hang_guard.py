@@ -14,6 +14,15 @@ from elasticjob._runtime.contract.restart_messages import Guarded
 _CHOOSE = "set hangPolicy to choose the time without a step that ends it"
 
 
+def without_steps(pod: str, seconds: float) -> str:
+    """Return `status.hangGuard` of a job whose hangPolicy has nothing to watch. True for a late first step as well."""
+    return (
+        f"no worker in {pod} has reported a step in {seconds:g} s of the round, and hangPolicy watches a worker only "
+        f"from its first step on. If the first step takes this long, wait for it. If the script reports no steps, call "
+        f"elasticjob.progress(step), use the callback of your framework, or set logRules for the lines that it prints"
+    )
+
+
 @dataclass(frozen=True)
 class HangGuard:
     """The guard of a node's workers. Its time-out is the one of torch's process groups."""

@@ -29,6 +29,9 @@ STACKS_INTERVAL = 0.002
 STACKS_SETTLED = 0.02
 """A process has written its stacks if its file has not grown for so many seconds. Used only if the end of its signal
 handler cannot be seen, because it blocks the signal."""
+PATIENT_SECONDS = 600.0
+"""After a shorter time-out than this without any step, a script gets the same time once more before it counts as one
+that reports none: a first step may take far longer than the others, because modules load and graphs compile."""
 MAX_STACKS = 16384
 """Bytes kept of each worker's stacks."""
 
@@ -45,10 +48,22 @@ _WAITING_FILE = re.compile(r"/torch/(?!utils/data/)")
 class HangMonitor:
     """Calls `timed_out` when a worker that is monitored makes no step within the timeout."""
 
-    def __init__(self, last_steps: Callable[[], Sequence[float]], timed_out: Callable[[], None]) -> None:
-        """`last_steps` returns when each running worker that is monitored made its last step; monotonic time."""
+    def __init__(
+        self,
+        last_steps: Callable[[], Sequence[float]],
+        timed_out: Callable[[], None],
+        watches: Callable[[float], None] = lambda _seconds: None,
+    ) -> None:
+        """`last_steps` returns when each running worker that is monitored made its last step; monotonic time.
+
+        `watches` is called at checks, with 0 if a worker is monitored, else with the seconds in which no worker made a
+        step once these are too many.
+        """
         self._last_steps = last_steps
         self._timed_out = timed_out
+        self._watches = watches
+        self._unwatched = 0.0
+        """Seconds since the start in which no worker was monitored."""
         self._repeat = False
         self._reported: float | None = None
         """Time of the step that the last call was for."""
@@ -60,7 +75,7 @@ class HangMonitor:
         `repeat`: continue after a hang, and report the next one once the workers have made progress.
         """
         self.stop()
-        self._repeat, self._reported = repeat, None
+        self._repeat, self._reported, self._unwatched = repeat, None, 0.0
         if timeout > 0:
             self._wait(timeout, timeout)
 
@@ -74,7 +89,11 @@ class HangMonitor:
 
     def _check(self, timeout: float) -> None:
         now = time.monotonic()
-        oldest = min(self._last_steps(), default=now)
+        steps = self._last_steps()
+        self._unwatched = 0.0 if steps else self._unwatched + timeout
+        if steps or self._unwatched >= min(2 * timeout, PATIENT_SECONDS):
+            self._watches(self._unwatched)
+        oldest = min(steps, default=now)
         # A worker whose first step comes after this check cannot be late before the next one.
         left = min(oldest, now) + timeout - now
         if left > 0:
