@@ -99,7 +99,7 @@ def test_a_job_is_admitted_in_part_preempted_admitted_again_shrinks_and_ends(
     # A job waits, until it gets a priority class: then Kueue preempts the other one.
     other = submit(queued("other", "team-a", shared_dir, least=2, most=2))
     workload(other, lambda found: condition(found, "QuotaReserved").get("status") == "False", "Kueue says why it waits")
-    assert other.wait("Suspended", reason="SuspendedByQueue", timeout=30)
+    assert other.wait("Suspended", reason="SuspendedByQueue")
     kube.patch("elasticjobs", "other", {"metadata": {"labels": {PRIORITY: "urgent"}}}, namespace)
     other.wait_world(2, after=0, timeout=90)
     evicted = workload(job, lambda found: is_true(found, "Evicted"), "the Workload is evicted")
