@@ -267,7 +267,9 @@ STOPS_ITSELF = """
 GRACE = 5
 
 def hang():
-    signal.signal(signal.SIGTERM, lambda number, _: say("signal", signal.Signals(number).name))
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    os.set_blocking(1, False)
+    signal.set_wakeup_fd(1)  # in C: the interruption of the function may come before the first line of a handler
     os.kill(os.getpid(), signal.SIGSTOP)
 """
 
@@ -289,7 +291,7 @@ def test_a_stopped_process_continues_to_handle_sigterm_and_is_killed_after_the_g
         first.wait_for(r"trains 0 of 1 iteration \d ")  # the other one may have gone on in its grace time
         assert first.exit_code() == 0
         assert second.exit_code() == -signal.SIGKILL
-        assert re.findall("^signal (.*)", second.text, re.MULTILINE) == ["SIGTERM"]
+        assert second.text.count(chr(signal.SIGTERM)) == 1
 
 
 LOST = """

@@ -72,7 +72,6 @@ def test_the_state_of_a_rank_that_is_killed_because_it_waits_in_c(tmp_path: Path
     """It alone has the newest state. The other rank raises, and the agent kills this one after `stopGraceSeconds`."""
     job = manifest([*script(tmp_path, STUCK), str(tmp_path)], replicas=2, stopGraceSeconds=5, preload=["torch"])
     with LocalRun(job, tmp_path) as run:
-        run.wait_timeout = 120
         stuck = run.wait_for(r"round \S+ rank 1 pid (\d+) had 0 begins at 0")[1]
         run.wait_for("stuck at 10$")
         run.wait_for(rf"process {stuck} has not left its function .* its state is copied to the memory of the node")

@@ -87,7 +87,6 @@ def test_ranks_that_wait_in_a_subgroup_keep_their_processes(kind: str, tmp_path:
     spec: dict[str, Any] = {"preload": ["torch", "torch._dynamo"], "stopGraceSeconds": 60}
     job = manifest([*script(tmp_path, REDUCES), kind], replicas=4, **spec)
     with LocalRun(job, tmp_path) as run:
-        run.wait_timeout = 180  # four processes that import torch, on a busy machine
         first = processes(run, 1)
         second = processes(run, 2)
         faulty = float(re.findall(r"faulty rank 3 .* at (\S+)", run.text)[0])

@@ -17,8 +17,8 @@ SHOWN_LINES = 300
 class ChildProcess:
     """A context manager around one process. It collects the output lines; `wait_for` searches them in order."""
 
-    wait_timeout = 60.0
-    """Default of `wait_for`, in seconds."""
+    wait_timeout = 180.0
+    """Default of `wait_for` and `exit_code`, in seconds. It only ends a test that hangs."""
 
     def __init__(
         self,
@@ -69,8 +69,9 @@ class ChildProcess:
                     raise AssertionError(f"no line like {pattern!r} in:\n{self.text}")
                 self._changed.wait(min(left, 1.0))
 
-    def exit_code(self, timeout: float = 60.0) -> int:
+    def exit_code(self, timeout: float | None = None) -> int:
         """Wait until the process ends and its output is complete, and return its exit code."""
+        timeout = self.wait_timeout if timeout is None else timeout
         try:
             code = self.process.wait(timeout)
         except subprocess.TimeoutExpired:

@@ -30,8 +30,6 @@ dist.destroy_process_group()
 class Torchrun(ChildProcess):
     """One node: one `torchrun` in a session of its own."""
 
-    wait_timeout = 90.0
-
     def __init__(
         self,
         *arguments: str,
