@@ -58,7 +58,7 @@ async def run_workers(launcher: Launcher, folder: Path) -> list[tuple[int, str, 
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         await asyncio.sleep(0.05)

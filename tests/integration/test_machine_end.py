@@ -50,7 +50,7 @@ def last(agent: Process) -> tuple[float | None, float]:
 
 
 async def until_known(agent: Process, known: bool) -> None:
-    for _ in range(2000):
+    for _ in range(12000):
         if (last(agent)[0] is not None) is known:
             return
         await asyncio.sleep(0.005)

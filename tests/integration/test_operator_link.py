@@ -74,9 +74,9 @@ async def links() -> AsyncIterator[StoreLinks]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not condition():
-        assert time.monotonic() < deadline, "the condition did not hold within 10 s"
+        assert time.monotonic() < deadline, "the condition did not hold within 60 s"
         await asyncio.sleep(0.01)
 
 

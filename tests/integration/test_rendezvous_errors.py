@@ -103,7 +103,7 @@ def store() -> Iterator[Store]:
 
 
 def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, f"not so after 30 s: {what}"
         time.sleep(0.01)

@@ -74,7 +74,7 @@ def nodes() -> Iterator[Nodes]:
 
 
 def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, f"not within 30 s: {what}"
         time.sleep(0.01)

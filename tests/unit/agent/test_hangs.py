@@ -351,7 +351,7 @@ def guarded_monitors(
 
 
 async def until_hung(dispatched: Sequence[object]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while ProgressTimedOut(ROUND) not in dispatched:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 
@@ -366,7 +366,7 @@ async def test_without_torchs_word_the_steps_of_a_script_are_watched_for_its_tim
 
 
 async def until_guarded(dispatched: Sequence[object], status: str) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while HangGuarded(status) not in dispatched:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 

@@ -46,7 +46,7 @@ class Worker:
         wanted = len(self.received) + sum(not isinstance(message, Interrupted) for message in messages)
         for message in messages:
             self._socket.send(restart_messages.to_packet(message))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while len(self.received) < wanted:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
 
