@@ -55,8 +55,6 @@ class Workload:
     """The name of the priority class; empty without one."""
     has_topology: bool = False
     """Whether the admission says on which Nodes each pod must be."""
-    flavors: tuple[str, ...] = ()
-    """The ResourceFlavors that the admission assigns to the worker pods, sorted."""
     replaces: str = ""
     """UID of the Workload that this one replaces, so that the job can grow; empty if it replaces none."""
     conditions: Mapping[WorkloadCondition, Condition] = field(default_factory=dict)
@@ -155,7 +153,6 @@ def parse_workload(raw: Raw) -> Workload:
         reclaimed=integer(_of_workers(objects(raw, "status", "reclaimablePods")), "count"),
         priority_class=text(raw, "spec", "priorityClassRef", "name"),
         has_topology=bool(mapping(assigned, "topologyAssignment")),
-        flavors=assigned_flavors(raw),
         replaces=text(raw, "metadata", "annotations", REPLACES),
         conditions={
             known[text(item, "type")]: Condition(
