@@ -127,12 +127,15 @@ def test_a_job_is_admitted_in_part_preempted_admitted_again_shrinks_and_ends(
     assert "nodeSelector" not in job.read()["spec"]["template"]["spec"]
 
 
-def test_a_running_job_moves_to_another_queue_and_may_not_leave_it(
+def test_a_job_admitted_in_part_gives_quota_back_and_moves_to_another_queue_but_may_not_leave_it(
     queues: Callable[..., str], submit: Submit, kube: Kube, namespace: str, shared_dir: str
 ) -> None:
-    first, second = queues("first", pods=1), queues("second", pods=2)
-    job = submit(queued("moves", "first", shared_dir, least=1, most=1))
-    status = job.wait_world(1, after=0, timeout=90)
+    first, second = queues("first", pods=2), queues("second", pods=2)
+    job = submit(queued("moves", "first", shared_dir, least=1, most=3))
+    status = job.wait_world(2, after=0, timeout=90)
+    kube.scale("moves", namespace, 1)
+    status = job.wait_world(1, after=status["rendezvousRound"], timeout=90)
+    wait_used(kube, first, 1)
     with pytest.raises(ApiError, match="requires a queue"):
         kube.patch("elasticjobs", "moves", {"metadata": {"labels": {QUEUE: None}}}, namespace)
     kube.patch("elasticjobs", "moves", {"metadata": {"labels": {QUEUE: "second"}}}, namespace)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +10,7 @@ import yaml
 
 from cluster import kueue, verbs
 from cluster.layout import Layout
+from cluster.waiting import until
 from support.cluster.kube import ApiError, Json, Kube, is_true
 from support.cluster.kubectl import Tools
 
@@ -77,14 +77,18 @@ def _wait_ready(kube: Kube) -> None:
         kube.patch("pods", pod["metadata"]["name"], changed, SYSTEM)
     available = lambda deployment: is_true(deployment, "Available")  # noqa: E731
     kube.wait("deployments", DEPLOYMENT, SYSTEM, available, timeout=120, what="Kueue's controller is available")
-    until = time.monotonic() + 30
-    while True:  # kube-proxy may learn of the webhook's address after the Deployment has
+
+    def problem() -> str | None:
         try:
             kube.create("resourceflavors", flavor("webhooks-answer"), dry_run=True)
-            return
         except ApiError as error:
-            if error.code != 500 or time.monotonic() > until:
+            if error.code != 500:
                 raise
+            return str(error)
+        return None
+
+    # kube-proxy may learn of the webhook's address after the Deployment has.
+    until("Kueue's webhooks", problem, timeout=30)
 
 
 def flavor(name: str, **spec: object) -> Json:

@@ -213,22 +213,23 @@ def test_what_no_restart_can_mend_has_its_own_reason(exception: str, reason: str
     assert "change the command as the message says" in target
 
 
-def test_the_rule_is_known_from_a_termination_message_if_the_store_is_lost() -> None:
-    message = "failurePolicy rule theirs matched: rank 0 in bert-0-0 failed: exit code 2"
+def target_without_a_store(message: str) -> str:
+    """Return the message of FailureTarget if only a pod's termination message tells that a rule failed the job."""
     termination = Termination(Outcome.FAILED, "FailurePolicyRule", RoundId(1, 0, 1), message)
     seen = observed(pod=worker(0, **ended(1, termination=termination)))
     p = run(replace(seen, link=replace(seen.link, connected=False, report=None, since=NOW)))
     assert reasons_of(p)["FailureTarget"] == ("True", "FailurePolicyRule")
-    assert message in conditions_of(p)["FailureTarget"]["message"]
+    return str(conditions_of(p)["FailureTarget"]["message"])
+
+
+def test_the_rule_is_known_from_a_termination_message_if_the_store_is_lost() -> None:
+    message = "failurePolicy rule theirs matched: rank 0 in bert-0-0 failed: exit code 2"
+    assert message in target_without_a_store(message)
 
 
 def test_a_hang_that_fails_the_job_is_known_from_a_termination_message_if_the_store_is_lost() -> None:
     message = "training hung and hangPolicy.action is FailJob; last failure: rank 0 in bert-0-0: no progress for 60 s"
-    termination = Termination(Outcome.FAILED, "FailurePolicyRule", RoundId(1, 0, 1), message)
-    seen = observed(pod=worker(0, **ended(1, termination=termination)))
-    p = run(replace(seen, link=replace(seen.link, connected=False, report=None, since=NOW)))
-    assert reasons_of(p)["FailureTarget"] == ("True", "FailurePolicyRule")
-    target = conditions_of(p)["FailureTarget"]["message"]
+    target = target_without_a_store(message)
     assert target.startswith(f"{message}. ")
     assert "change spec.hangPolicy" in target
 
