@@ -122,7 +122,7 @@ def test_the_first_hour(shell: Shell, bare: Kube) -> None:
             continue
         began = time.monotonic()
         found += shell.problems(block)
-        if "rollout restart" in block.text:
-            wait_rolled_out(bare)  # the logs of pods that are being deleted cannot always be read
+        if "rollout status" in block.text:
+            wait_rolled_out(bare)  # the logs of pods that are being deleted cannot always be read, and one may lead
         print(f"{time.monotonic() - began:6.1f} s  {block}  {block.text.splitlines()[0]}")
     assert not found, "\n\n".join(found)
