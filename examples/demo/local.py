@@ -123,11 +123,11 @@ async def play(manifest: Path, console: Console) -> tuple[Stage, int]:
 
 async def _act(stage: Stage, run: LocalRun, size: int) -> None:
     await stage.until(lambda: len(stage.steps) >= 25 * size)
-    await _perform(stage, "SIGKILL a worker process of node 1", lambda: _kill_worker(stage, 1), size)
-    await _perform(stage, "SIGKILL node 2, agent and worker", lambda: run.kill(2), size)
-    await _perform(stage, "SIGKILL node 0, which has rank 0", lambda: run.kill(0), size)
-    await _perform(stage, "scale to 4 nodes", lambda: run.scale(4), 4)
-    await _perform(stage, "scale to 2 nodes", lambda: run.scale(2), 2)
+    await _perform(stage, "SIGKILL a worker process of pod 1", lambda: _kill_worker(stage, 1), size)
+    await _perform(stage, "SIGKILL pod 2, agent and worker", lambda: run.kill(2), size)
+    await _perform(stage, "SIGKILL pod 0, which has rank 0", lambda: run.kill(0), size)
+    await _perform(stage, "scale to 4 pods", lambda: run.scale(4), 4)
+    await _perform(stage, "scale to 2 pods", lambda: run.scale(2), 2)
 
 
 async def _perform(stage: Stage, what: str, action: Callable[[], object], world: int) -> None:

@@ -77,7 +77,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--global-batch", type=int, default=96, help="samples of a step on all workers together")
     parser.add_argument("--max-size", type=int, default=32, help="samples of a forward pass on a worker, at most")
     parser.add_argument("--commit-every", type=int, default=5, help="steps between commits")
-    parser.add_argument("--path", help="file to which a drained node saves the state")
+    parser.add_argument("--path", help="file to which a drained pod saves the state")
     parser.add_argument("--step-delay", type=float, default=0.0, help="seconds to wait after each step")
     return parser.parse_args()
 

@@ -178,7 +178,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--global-batch", type=int, default=24, help="samples of a step on all workers together")
     parser.add_argument("--max-size", type=int, default=8, help="samples of a forward pass on a worker, at most")
     parser.add_argument("--commit-every", type=int, default=1, help="steps between commits to memory")
-    parser.add_argument("--checkpoints", type=Path, help="folder that all nodes share")
+    parser.add_argument("--checkpoints", type=Path, help="folder that all pods share")
     parser.add_argument("--checkpoint-every", type=int, default=100, help="steps between checkpoints")
     parser.add_argument("--step-delay", type=float, default=0.0, help="seconds to wait after each step")
     return parser.parse_args()

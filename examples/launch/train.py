@@ -36,8 +36,8 @@ def train(steps: int) -> tuple[int, float]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--nodes", type=int, default=2, help="nodes, each an agent with its workers")
-    parser.add_argument("--workers", type=int, default=1, help="workers of a node")
+    parser.add_argument("--nodes", type=int, default=2, help="pods, each an agent with its workers")
+    parser.add_argument("--workers", type=int, default=1, help="workers of a pod")
     parser.add_argument("--steps", type=int, default=100)
     options = parser.parse_args()
     result = elasticjob.launch(train, options.steps, nodes=options.nodes, nproc_per_node=options.workers)

@@ -53,7 +53,7 @@ def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--commit-every", type=int, default=20, help="steps between commits")
-    parser.add_argument("--path", help="file to which a drained node, and a job that fails, saves the state")
+    parser.add_argument("--path", help="file to which a drained pod, and a job that fails, saves the state")
     parser.add_argument("--step-delay", type=float, default=0.0, help="seconds to wait after each step")
     return parser.parse_args()
 

@@ -101,7 +101,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--samples", type=int, default=1000, help="samples of an epoch")
     parser.add_argument("--batch", type=int, default=16, help="samples of a step on each worker")
     parser.add_argument("--loader-workers", type=int, default=2, help="processes of each data loader")
-    parser.add_argument("--path", help="file to which a drained node saves the state")
+    parser.add_argument("--path", help="file to which a drained pod saves the state")
     parser.add_argument("--step-delay", type=float, default=0.0, help="seconds to wait after each step")
     return parser.parse_args()
 

@@ -156,7 +156,7 @@ def test_a_launcher_that_the_command_does_not_name_becomes_the_rank_that_it_star
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("deepspeed --num_gpus 8 train.py", "asks for 8 workers on each node, and the job has 1"),
+        ("deepspeed --num_gpus 8 train.py", "asks for 8 workers in each pod, and the job has 1"),
         ("composer -n 8 train.py", "set spec.nprocPerNode: 8"),
         ("ft_launcher train.py", "ft_launcher is an elastic agent of its own: write torchrun in its place"),
         ("hyperpodrun train.py", "hyperpodrun is an elastic agent of its own: write torchrun in its place"),

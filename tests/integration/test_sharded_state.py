@@ -64,7 +64,7 @@ LOST = {
     "every other lost": [[True, 2, True, []], None, [True, 2, True, []], None],
     "node of two lost": [[True, 2, True, []], [True, 2, True, []], None, None],
     "neighbors lost": [
-        [False, 0, False, ["training does not continue from memory: shards 1 of 4 of step 2 are in no node's memory"]],
+        [False, 0, False, ["training does not continue from memory: shards 1 of 4 of step 2 are in no pod's memory"]],
         None,
         None,
         [False, 0, False, []],

@@ -74,7 +74,7 @@ def test_the_state_of_a_rank_that_is_killed_because_it_waits_in_c(tmp_path: Path
     with LocalRun(job, tmp_path) as run:
         stuck = run.wait_for(r"round \S+ rank 1 pid (\d+) had 0 begins at 0")[1]
         run.wait_for("stuck at 10$")
-        run.wait_for(rf"process {stuck} has not left its function .* its state is copied to the memory of the node")
+        run.wait_for(rf"process {stuck} has not left its function .* its state is copied to the memory of the pod")
         found: dict[str, tuple[str, str, str]] = {}
         while len(found) < 2:
             match = run.wait_for(r"rank (\d) pid (\d+) had \d+ begins at (\d+) weight (\S+)")

@@ -72,7 +72,7 @@ def test_places_of_the_shards() -> None:
 
 def test_what_is_lost_is_named() -> None:
     assert describe_lost([EMPTY, EMPTY]) == ""
-    assert describe_lost([EMPTY, ALL[0]]) == "shards 1 of 3 of step 11 are in no node's memory"
+    assert describe_lost([EMPTY, ALL[0]]) == "shards 1 of 3 of step 11 are in no pod's memory"
     assert newest_sequence([EMPTY, ALL[0]]) == 2
     assert newest_sequence([EMPTY]) == 0
 

@@ -13,7 +13,7 @@ USAGE = 64
 _EXAMPLES = """
 examples, on this machine:
   elasticjob run job.yaml                     run a job's manifest as processes on this machine
-  elasticjob run job.yaml --nodes 3           the same with three nodes; overrides spec.replicas
+  elasticjob run job.yaml --nodes 3           the same with three pods; overrides spec.replicas
   elasticjob convert pytorchjob.yaml          print a PyTorchJob, TrainJob or JobSet as an ElasticJob
   elasticjob explain OOMKilled                what a reason means, and what to do
 

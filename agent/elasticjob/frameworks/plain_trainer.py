@@ -52,7 +52,7 @@ def checkpoint_of_job(trainer: Any) -> str | None:
         what = f"from step {chosen}" if chosen is not None else "anew"
         say(
             f"rank {rank} does not have checkpoint-{newest} in {trainer.args.output_dir}, so the training begins"
-            f" {what}: put output_dir on storage that all nodes share"
+            f" {what}: put output_dir on storage that all pods share"
         )
     if chosen is None:
         return None

@@ -130,7 +130,7 @@ def test_with_c10d_the_number_in_torchruns_own_command_counts() -> None:
 def test_options_without_effect_are_named_and_refused_ones_are_errors() -> None:
     line = "torchrun --nnodes 4 --max-restarts=2 --role x t.py --nnodes 1"
     assert read_config(ENV, read_options(ENV, line.split())).options_note == (
-        "torchrun options without effect: --nnodes (spec.replicas and spec.elasticPolicy set the number of nodes), "
+        "torchrun options without effect: --nnodes (spec.replicas and spec.elasticPolicy set the number of pods), "
         "--max-restarts (spec.failurePolicy.maxRestarts is the job's budget)"
     )
     assert read_config(ENV, read_options(ENV, ["torchrun", "--role", "x", "t.py"])).options_note == ""

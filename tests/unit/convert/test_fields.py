@@ -56,7 +56,7 @@ CONTAINER = {"name": "pytorch", "image": "example/toy", "command": ["torchrun", 
 RANGE = ["torchrun", "--nnodes=1:3", "--nproc-per-node=1", "train.py"]
 CONTAINERS = "template.spec.containers.0"
 METRIC = {"type": "Resource", "resource": {"name": "cpu"}}
-GANG = "training starts with minReplicas nodes"
+GANG = "training starts with minReplicas pods"
 JOB_SET = "an ElasticJob has pods, and no Job or JobSet"
 
 
@@ -96,7 +96,7 @@ PYTORCHJOB_FIELDS: list[tuple[str, Any, dict[str, Any], str]] = [
     ("runPolicy.schedulingPolicy.priorityClass", "p", {"template.spec.priorityClassName": "p"}, "all pods have it"),
     ("runPolicy.schedulingPolicy.minAvailable", 2, {}, "spec.gang.provider names the scheduler"),
     ("runPolicy.schedulingPolicy.minResources", {"cpu": 1}, {}, "the requests of the pods count"),
-    ("runPolicy.schedulingPolicy.scheduleTimeoutSeconds", 9, {}, "a job waits for its nodes without a limit"),
+    ("runPolicy.schedulingPolicy.scheduleTimeoutSeconds", 9, {}, "a job waits for its pods without a limit"),
     ("elasticPolicy.minReplicas", 1, {"elasticPolicy": {"minReplicas": 1, "maxReplicas": 1}, "replicas": 1},
      "2 nodes are outside of 1 to 1: spec.replicas is 1"),
     ("elasticPolicy.maxReplicas", 2, {"elasticPolicy": {"minReplicas": 2, "maxReplicas": 2}, "replicas": 2}, ""),

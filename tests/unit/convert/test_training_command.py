@@ -118,7 +118,7 @@ def test_a_script_of_several_commands_stays_as_it_is() -> None:
         ("python train.py", None, 1, None, ""),
         ("python train.py", None, 4, 1, "it runs once in each pod"),
         ("python train.py", "1", 4, 1, "it runs once in each pod"),
-        ("python train.py", "4", 4, 4, "elasticjob starts the command 4 times on each node"),
+        ("python train.py", "4", 4, 4, "elasticjob starts the command 4 times in each pod"),
         ("deepspeed train.py", "4", 4, 4, ""),
         ("accelerate launch --num_processes=8 train.py", None, 4, None, ""),
         ("mpirun -np 8 python train.py", "4", 4, 1, "mpirun starts ranks of its own, which the job does not restart"),

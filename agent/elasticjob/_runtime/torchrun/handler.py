@@ -103,7 +103,7 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
     def next_rendezvous(self) -> RendezvousInfo:
         """See the base class. The join timeout does not run while the node is redundant."""
         caller = "next_rendezvous"
-        self._record(caller, f"The node '{self.node}' attempts to join the next round of '{self.get_run_id()}'.")
+        self._record(caller, f"The agent '{self.node}' attempts to join the next round of '{self.get_run_id()}'.")
         try:
             start, store = self._join()
             info = RendezvousInfo(store, start.group_rank, start.group_world_size, self._bootstrap(start, store))
@@ -114,7 +114,7 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
             message = f"Round {start.round} of '{self.get_run_id()}' is complete."
             self._record(caller, message, NodeState.SUCCEEDED)
         message = (
-            f"The node '{self.node}' has joined round {start.round} of '{self.get_run_id()}' as rank "
+            f"The agent '{self.node}' has joined round {start.round} of '{self.get_run_id()}' as rank "
             f"{start.group_rank} in a world of size {start.group_world_size}."
         )
         self._record(caller, message, rank=start.group_rank)
@@ -146,7 +146,7 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
     def _give_up(self, session: CoordinatorSession, error: RendezvousConnectionError) -> RendezvousConnectionError:
         """Leave for good, so that the other nodes go on, and return the error for torchrun."""
         self._withdraw(session, left_round=str(error))
-        problem = f"this node reached the store of none of {MAX_STORE_ATTEMPTS} rounds in a row, it leaves: {error}"
+        problem = f"this agent reached the store of none of {MAX_STORE_ATTEMPTS} rounds in a row, it leaves: {error}"
         return RendezvousConnectionError(problem)
 
     def _wait_for_round(self, session: CoordinatorSession) -> StartRound:
@@ -163,7 +163,7 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
         if lost:
             raise self._lost_store(session.problem)
         self._withdraw(session)
-        raise RendezvousTimeoutError(f"no round included this node within {timeout:g} s (join_timeout)")
+        raise RendezvousTimeoutError(f"no round included this agent within {timeout:g} s (join_timeout)")
 
     def _await_start(self, session: CoordinatorSession, timeout: float) -> StartRound | None:
         """Wait for a round. Return None if none will start, the store is lost, or the time is over."""
@@ -212,7 +212,7 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
         job_ended = termination.outcome in (Outcome.SUCCEEDED, Outcome.FAILED)
         self._closed = self._closed or session.closed or (why if job_ended else "")
         if redundant:
-            return RendezvousGracefulExitError(f"the rendezvous closed before a round needed this node: {why}")
+            return RendezvousGracefulExitError(f"the rendezvous closed before a round needed this agent: {why}")
         return RendezvousClosedError(why)
 
     # ---- the store of a round --------------------------------------------------------------------------------------
@@ -257,7 +257,7 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
     def set_closed(self) -> None:
         """See the base class. A replacement of the store keeps the rendezvous closed."""
         try:
-            why = f"the node {self.node} closed the rendezvous"
+            why = f"the agent {self.node} closed the rendezvous"
             if self.session is None:
                 self._close_without_joining(why)
             else:
@@ -279,7 +279,7 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
             self._close(type(error).__name__ if error is not None else "")
             self._record_close("shutdown")
         except RendezvousError as problem:
-            message = f"The node '{self.node}' failed to shut down '{self.get_run_id()}': {problem}"
+            message = f"The agent '{self.node}' failed to shut down '{self.get_run_id()}': {problem}"
             self._record("shutdown", message, NodeState.FAILED)
             log.warning("%s", message)
             return False
@@ -295,14 +295,14 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
 
     def _close(self, failure: str) -> None:
         """Close the rendezvous and leave it. `failure`: the error that ends this node; empty without one."""
-        why = f"the node {self.node} {f'failed ({failure}) and ' if failure else ''}closed the rendezvous"
+        why = f"the agent {self.node} {f'failed ({failure}) and ' if failure else ''}closed the rendezvous"
         session = self.session
         if session is None:
             self._close_without_joining(why)
             return
         with session.changed:
             ends_round = bool(failure) and session.start is not None and not session.round_ending
-        session.shut_down(why, f"the node failed: {failure}" if failure else "")
+        session.shut_down(why, f"the agent failed: {failure}" if failure else "")
         self._await_close(session, ends_round=ends_round)
 
     def _close_without_joining(self, why: str) -> None:
@@ -379,7 +379,7 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
             self.session = None
 
     def _record_close(self, caller: str) -> None:
-        self._record(caller, f"The node '{self.node}' has closed '{self.get_run_id()}'.", NodeState.SUCCEEDED)
+        self._record(caller, f"The agent '{self.node}' has closed '{self.get_run_id()}'.", NodeState.SUCCEEDED)
 
     def _record_failure(self, caller: str, error: Exception) -> None:
         self._record(caller, f"{type(error).__name__}: {error}", NodeState.FAILED)

@@ -64,7 +64,7 @@ def _replica_specs(spec: InputObject, notes: Notes) -> tuple[int, int, TrainingT
         spares += replica.take_integer("spares") or 0
         templates.append(_template(replica, notes if number == 0 else Notes()))
         for path in find_differences(templates[number].template, templates[0].template):
-            notes.add(f"{replica.at('template')}.{path}", "differs from that of the first replica spec, which all nodes"
+            notes.add(f"{replica.at('template')}.{path}", "differs from that of the first replica spec, which all pods"
                                                           f" get, {name or 'this one'} too")  # fmt: skip
         note_unknown(replica, notes)
     return replicas, spares, templates[0]

@@ -45,7 +45,7 @@ def convert_jobset(job: JsonObject, notes: Notes) -> list[JsonObject]:
     success = spec.take_object("successPolicy")
     if success.take("operator") == "Any":
         notes.add(success.path, "is left out: an ElasticJob is complete once all workers have succeeded; write"
-                                " spec.successPolicy Any if those of one node are enough")  # fmt: skip
+                                " spec.successPolicy Any if those of one pod are enough")  # fmt: skip
     success.drop("targetReplicatedJobs")
     spec.drop("network", "coordinator", "startupPolicy")
     put_template(draft, trained.template)
@@ -115,5 +115,5 @@ def _with_plain_command(container: JsonObject, path: str, notes: Notes) -> JsonO
         "ports": [item for item in ports if str(item.get("containerPort")) != port],
     }
     if _INDEX in str((changed.get("command"), changed.get("args"), kept["env"])):
-        notes.add(f"{path}.command", f"{_INDEX} is not set: GROUP_RANK is the number of a worker's node")
+        notes.add(f"{path}.command", f"{_INDEX} is not set: GROUP_RANK is the number of a worker's pod")
     return {name: kept.get(name, value) for name, value in changed.items() if kept.get(name, value) != []}

@@ -129,10 +129,10 @@ def _restart_policy(replica: InputObject) -> str:
 def _note_differences(templates: dict[str, TrainingTemplate], source: str, notes: Notes) -> None:
     different = find_differences(templates["Master"].template, templates["Worker"].template)
     for path in different:
-        notes.add(f"{source}.{path}", "differs from the Worker's, which all nodes get: any node can have rank 0")
+        notes.add(f"{source}.{path}", "differs from the Worker's, which all pods get: any pod can have rank 0")
     if different:
-        notes.add(source, "its success ends a PyTorchJob, an ElasticJob is complete once the workers of all nodes have"
-                          " succeeded: write spec.successPolicy Any if those of one node are enough")  # fmt: skip
+        notes.add(source, "its success ends a PyTorchJob, an ElasticJob is complete once the workers of all pods have"
+                          " succeeded: write spec.successPolicy Any if those of one pod are enough")  # fmt: skip
 
 
 # ---- policies --------------------------------------------------------------------------------------------------------
@@ -194,13 +194,13 @@ def _put_scheduling(draft: JobDraft, policy: InputObject, trained: TrainingTempl
     if policy.take("minResources") is not None:
         notes.add(policy.at("minResources"), "is left out: the requests of the pods count")
     if policy.take("scheduleTimeoutSeconds") is not None:
-        notes.add(policy.at("scheduleTimeoutSeconds"), "is left out: a job waits for its nodes without a limit")
+        notes.add(policy.at("scheduleTimeoutSeconds"), "is left out: a job waits for its pods without a limit")
     note_unknown(policy, notes)
 
 
 def _note_gang(draft: JobDraft, number: int, path: str, notes: Notes) -> None:
     low = draft.get("elasticPolicy.minReplicas") or draft.get("replicas")
     if not draft.supports("gang"):
-        notes.add(path, "gang scheduling is not supported yet: training starts with minReplicas nodes")
+        notes.add(path, "gang scheduling is not supported yet: training starts with minReplicas pods")
     else:
         notes.add(path, f"{number} is left out: spec.gang.provider names the scheduler, and a gang has {low} pods")

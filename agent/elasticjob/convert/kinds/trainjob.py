@@ -58,7 +58,7 @@ def convert_trainjob(job: JsonObject, runtimes: Sequence[JsonObject], notes: Not
     put_life_cycle(draft, spec, _OWN_CONTROLLERS)
     put_queue(draft, None, "")
     if runtime.gang:
-        effect = "training starts with minReplicas nodes"
+        effect = "training starts with minReplicas pods"
         draft.put_if_supported("gang", {"provider": runtime.gang}, "runtime.spec.podGroupPolicy", effect)
     initializer = spec.take_object("initializer")
     initializer.note_rest(notes, "is left out: load it in an init container of spec.template, or in the script")
@@ -142,7 +142,7 @@ def _read_gang(policy: InputObject, notes: Notes) -> str:
     provider = next((name for name, value in options.items() if value is not None), "")
     if provider:
         rest = InputObject(options[provider], policy.at(provider))
-        rest.note_rest(notes, "is left out: spec.gang has no options, and a job waits for its nodes without a limit")
+        rest.note_rest(notes, "is left out: spec.gang has no options, and a job waits for its pods without a limit")
     policy.note_rest(notes, "is left out: spec.gang.provider is coscheduling or volcano")
     return provider
 

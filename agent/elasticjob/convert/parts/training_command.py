@@ -83,7 +83,7 @@ def read_command(
         notes.add(
             where,
             f"{program} starts workers of its own: write the training script as the command, such as"
-            " [python3, train.py], and nprocPerNode, the number that elasticjob starts on each node",
+            " [python3, train.py], and nprocPerNode, the number that elasticjob starts in each pod",
         )
     return TrainingCommand(
         command,

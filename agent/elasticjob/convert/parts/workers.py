@@ -38,7 +38,7 @@ def put_workers(draft: JobDraft, trained: TrainingTemplate, field: int | str | N
         draft.put("nprocPerNode", 1)
     elif isinstance(number, int) and number > 1:
         draft.put("nprocPerNode", number)
-        notes.add(source, f"elasticjob starts the command {number} times on each node, once for each worker: write 1"
+        notes.add(source, f"elasticjob starts the command {number} times in each pod, once for each worker: write 1"
                           " in spec.nprocPerNode if it starts its own workers")  # fmt: skip
     elif gpus > 1:
         draft.put("nprocPerNode", 1)

@@ -62,7 +62,7 @@ class JobCheckpoints:
             what = f"from step {chosen.step}" if chosen is not None else "anew"
             self._say(
                 f"rank {rank} does not have {newest.path}, so the training begins {what}: let ModelCheckpoint save"
-                " to storage that all nodes share"
+                " to storage that all pods share"
             )
         return chosen
 

@@ -68,7 +68,7 @@ class StateKeeper:
         if begins:
             text = (
                 f"elasticjob: process {os.getpid()} has not left its function {waited:.1f} s after its round ended: "
-                "its state is copied to the memory of the node, because the process may be killed\n"
+                "its state is copied to the memory of the pod, because the process may be killed\n"
             )
             os.write(2, text.encode())
             threading.Thread(target=self._copy, daemon=True, name="elasticjob-state").start()

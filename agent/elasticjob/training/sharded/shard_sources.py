@@ -74,7 +74,7 @@ def describe_lost(buffers_of_ranks: Sequence[Sequence[StoredShard]]) -> str:
     newest = max(_present(buffers_of_ranks), key=lambda stored: stored.version, default=NO_SHARD)
     held = {stored.shard for stored in _present(buffers_of_ranks) if stored.version == newest.version}
     lost = ", ".join(str(shard) for shard in range(newest.shards) if shard not in held)
-    return f"shards {lost} of {newest.shards} of step {newest.version[1]} are in no node's memory" if lost else ""
+    return f"shards {lost} of {newest.shards} of step {newest.version[1]} are in no pod's memory" if lost else ""
 
 
 def nearest(places: Sequence[ShardPlace], rank: int) -> ShardPlace:
@@ -100,7 +100,7 @@ def copy_holders(nodes: Sequence[int]) -> list[int]:
     for rank, node in enumerate(nodes):
         ranks.setdefault(node, []).append(rank)
     if len({len(members) for members in ranks.values()}) > 1:
-        raise ValueError("ShardedState: all nodes must run the same number of workers, so that each holds one copy")
+        raise ValueError("ShardedState: all pods must run the same number of workers, so that each holds one copy")
     if len(ranks) < 2:
         return []
     following = dict(zip(ranks, [*list(ranks)[1:], *list(ranks)[:1]], strict=True))

@@ -167,7 +167,7 @@ def lost_log_options(argv: Sequence[str], env: Mapping[str, str]) -> str:
 def _check_workers(asked: str, running: str) -> None:
     if asked.isdigit() and running.isdigit() and int(asked) != int(running):
         raise CommandError(
-            f"torchrun --nproc-per-node={asked} inside a shell: this node runs {with_noun(int(running), 'worker')},"
+            f"torchrun --nproc-per-node={asked} inside a shell: this pod runs {with_noun(int(running), 'worker')},"
             f" because the shell hides the number; set spec.nprocPerNode: {int(asked)}"
         )
 

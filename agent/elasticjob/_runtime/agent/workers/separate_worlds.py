@@ -2,7 +2,7 @@
 
 Each Python below a worker checks it by itself (`start_workers/in_workers`), because that folder comes first on
 PYTHONPATH. A command that replaces PYTHONPATH, or a Python with -I, -E or -S, does not load the folder. A launcher
-there starts ranks of its own on each node, all write the same checkpoints, and the job succeeds. The ranks are found by
+there starts ranks of its own in each pod, all write the same checkpoints, and the job succeeds. The ranks are found by
 what the kernel shows: their environment names another rank or world size than the one that the coordinator assigned,
 they have loaded torch, and they are connected to the store of that other world. Only the last one makes it certain.
 Programs with torch below mpirun and other launchers that the job does not run are found as well.

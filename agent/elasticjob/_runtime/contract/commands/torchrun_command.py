@@ -65,9 +65,9 @@ class TorchrunOption:
         return PET_PREFIX + self.name.replace("-", "_").upper()
 
 
-_REPLICAS = "spec.replicas and spec.elasticPolicy set the number of nodes"
+_REPLICAS = "spec.replicas and spec.elasticPolicy set the number of pods"
 _RENDEZVOUS = "the coordinator of the job runs the rendezvous"
-_FIRST_NODE = "each round has a store of its own, on its first node"
+_FIRST_NODE = "each round has a store of its own, in its first pod"
 _POD_ADDRESS = "the address is the pod's; set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME for another network"
 _OWN_AGENT = "remove it, or set spec.rendezvous.backend: c10d"
 _HONOURED, _REPLACED, _REFUSED = OptionUse.HONOURED, OptionUse.REPLACED, OptionUse.REFUSED
@@ -99,7 +99,7 @@ TORCHRUN_OPTIONS: Mapping[str, TorchrunOption] = {
         TorchrunOption("local-ranks-filter", _HONOURED),
         TorchrunOption("duplicate-stdout-filters", _REFUSED, f"--tee and --redirects write log files: {_OWN_AGENT}"),
         TorchrunOption("duplicate-stderr-filters", _REFUSED, f"--tee and --redirects write log files: {_OWN_AGENT}"),
-        TorchrunOption("node-rank", _REPLACED, "the coordinator ranks the nodes", parse=int),
+        TorchrunOption("node-rank", _REPLACED, "the coordinator ranks the pods", parse=int),
         TorchrunOption("master-addr", _REPLACED, _FIRST_NODE),
         TorchrunOption("master-port", _REPLACED, _FIRST_NODE, parse=int),
         TorchrunOption("local-addr", _REPLACED, _POD_ADDRESS),

@@ -63,7 +63,7 @@ class PlainScreen:
         sys.stderr.flush()
 
     def print_output(self, lines: Sequence[str]) -> None:
-        raise AssertionError("the nodes write their output themselves")
+        raise AssertionError("the pods write their output themselves")
 
     def show(self, view: RunView) -> None:
         """Do nothing: the status lines report every change."""

@@ -154,12 +154,12 @@ def refuse_in_training() -> None:
         )
 
 
-def check_local_number(asked: int, unit: str = "on each node") -> None:
+def check_local_number(asked: int, unit: str = "in each pod") -> None:
     """Raise SeparateWorldError if a launcher asks for another number of workers than the node has."""
     local = int(assigned()["LOCAL_WORLD_SIZE"])
     if asked != local:
         fail(
-            f"the launcher asks for {asked} workers {unit}, and the job has {local} on each node: set"
+            f"the launcher asks for {asked} workers {unit}, and the job has {local} in each pod: set"
             f" spec.nprocPerNode: {asked}, or leave the number out of the command"
         )
 
@@ -194,7 +194,7 @@ def _check_number(asked: int, nodes: int) -> None:
         return
     if _COUNTS_ITSELF & {word.rpartition("=")[2] for word in sys.argv}:
         return
-    unit = "in all" if of_all_nodes else "on each node"
+    unit = "in all" if of_all_nodes else "in each pod"
     check_local_number(asked, unit)
 
 

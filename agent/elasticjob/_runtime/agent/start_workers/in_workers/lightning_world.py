@@ -54,7 +54,7 @@ def fail_at_once(module: ModuleType) -> None:
         if _in_round() and num_devices * num_nodes != self.world_size():
             local = assigned()["LOCAL_WORLD_SIZE"]
             fail(
-                f"Lightning has devices={num_devices}, and the job has {local} workers on each node: set"
+                f"Lightning has devices={num_devices}, and the job has {local} workers in each pod: set"
                 f" spec.nprocPerNode: {num_devices}, or devices={local} in the script"
             )
         validate(self, num_devices, num_nodes)

@@ -1,6 +1,6 @@
 """A worker trains in the world of its round, or says so.
 
-A launcher below the pod's command (deepspeed, composer, an own program) may start ranks of its own on each node: then
+A launcher below the pod's command (deepspeed, composer, an own program) may start ranks of its own in each pod: then
 each node trains alone, all write the same checkpoints, and the job succeeds. torch forms a default process group in
 each of these ranks, and here its size and rank are compared with those that the agent gave to the worker.
 """

@@ -11,7 +11,7 @@ from .assigned import ASSIGNED
 
 _MPI = (
     "starts ranks of its own, which the job does not restart: write the program behind it as the command, such as"
-    " [python3, train.py], and its number of processes on each node as spec.nprocPerNode"
+    " [python3, train.py], and its number of processes in each pod as spec.nprocPerNode"
 )
 REFUSED = {
     **{name: f"{name} {_MPI}" for name in ("mpirun", "mpiexec", "orterun", "srun")},
