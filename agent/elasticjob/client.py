@@ -6,10 +6,12 @@ Each function that talks to a cluster raises ClusterError, whose text is one sen
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
+import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -23,6 +25,7 @@ from elasticjob.cli.objects.pods import pods_selector
 from elasticjob.cli.objects.waiting import NotInTimeError, wait_for_job
 from elasticjob.cli.shipping.archive import pack_folder
 from elasticjob.cli.shipping.errors import SubmitError
+from elasticjob.cli.shipping.flag_values import parse_claims, parse_names
 from elasticjob.cli.shipping.functions import function_call
 from elasticjob.cli.shipping.job_request import JobRequest, job_name
 from elasticjob.cli.verbs.logs.log_lines import LogChoice
@@ -30,10 +33,14 @@ from elasticjob.cli.verbs.logs.logs import PodChoice, show_logs
 from elasticjob.cli.verbs.scale import scale_job
 from elasticjob.cli.verbs.status import job_overview
 from elasticjob.cli.verbs.submit.code_update import update_code
-from elasticjob.cli.verbs.submit.creation import create_job
+from elasticjob.cli.verbs.submit.creation import checked_objects, create_objects
 from elasticjob.cli.verbs.submit.follow import follow_job
 from elasticjob.cli.verbs.submit.submit import random_suffix, script_in
 from elasticjob.cli.views.output import VerbOutput
+
+_FLAG = re.compile(
+    r"--(name|image-pull-secret|image|code|pods|min-pods|max-pods|gpus|workers|cpu|memory|env|pvc)(?![\w-])"
+)
 
 __all__ = ["ClusterError", "JobFailedError", "SubmitError", "SubmittedJob", "find", "submit"]
 
@@ -217,6 +224,8 @@ def submit(
     cpu: str = "",
     memory: str = "",
     env: Mapping[str, str] | None = None,
+    pvc: str | Sequence[str] = (),
+    image_pull_secret: str | Sequence[str] = (),
     code: str | Path | None = None,
     namespace: str | None = None,
     context: str | None = None,
@@ -241,6 +250,8 @@ def submit(
         cpu: CPUs that each pod requests, such as `4` or `500m`.
         memory: memory that each pod may use, such as `16Gi`.
         env: variables of the pods.
+        pvc: PersistentVolumeClaims that each pod mounts, as `CLAIM:PATH`, or `CLAIM:PATH:ro` to mount one read-only.
+        image_pull_secret: Secrets of the namespace with which the images are pulled.
         code: the folder to ship; None: the current folder for a script, the folder of its top package for a function.
         namespace: namespace of the job; None: that of the context.
         context: context of the kubeconfig; None: the current one.
@@ -250,7 +261,8 @@ def submit(
         The job, which may not have pods yet.
 
     Raises:
-        SubmitError: the function has no file, the code is too large, or the API server would refuse the job.
+        SubmitError: the function has no file, the code is too large, an argument is wrong, or there is a job of this
+            name.
         ClusterError: no cluster is reachable, or the API server refuses.
 
     Example:
@@ -258,15 +270,31 @@ def submit(
         >>> job.wait()["phase"]
         'Succeeded'
     """
-    root, command, base = _what_runs(program, arguments, code)
-    request = JobRequest(
-        name or job_name(base, random_suffix()), image, command, pods, min_pods, max_pods, gpus, workers, cpu, memory,
-        dict(env or {}),
-    )  # fmt: skip
-    archive = pack_folder(root)
-    cluster = connect_to_cluster(kubeconfig, context, namespace)
-    create_job(cluster, request, archive)
+    with _errors_about_arguments():
+        root, command, base = _what_runs(program, arguments, code)
+        request = JobRequest(
+            name or job_name(base, random_suffix()), image, command, pods, min_pods, max_pods, gpus, workers, cpu,
+            memory, dict(env or {}), parse_names("--image-pull-secret", _texts(image_pull_secret)),
+            parse_claims(_texts(pvc)),
+        )  # fmt: skip
+        manifest, code_object = checked_objects(request, pack_folder(root))
+        cluster = connect_to_cluster(kubeconfig, context, namespace)
+        create_objects(cluster, manifest, code_object)
     return SubmittedJob(request.name, cluster.namespace, cluster)
+
+
+@contextlib.contextmanager
+def _errors_about_arguments() -> Iterator[None]:
+    """Let errors name the arguments of `submit`, and not the flags of the command line."""
+    try:
+        yield
+    except SubmitError as error:
+        text = _FLAG.sub(lambda found: found[1].replace("-", "_"), str(error))
+        raise type(error)(text) from None
+
+
+def _texts(value: str | Sequence[str]) -> Sequence[str]:
+    return [value] if isinstance(value, str) else value
 
 
 def _what_runs(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -31,6 +32,16 @@ _CODES = (
     "exit codes: 0 done, 1 the API server refuses or the job is not as wanted, 64 a flag is wrong,"
     " 69 no cluster is reachable, 130 interrupted"
 )
+_MOST_PODS = 4096
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+_ROUND = re.compile(r"[0-9]+(\.[0-9]+\.[0-9]+)?")
+
+
+_OF_NEW_JOBS = (
+    "script", "image", "name", "pods", "min_pods", "max_pods", "gpus", "workers", "cpu", "memory", "env", "pvc",
+    "image_pull_secret", "dry_run",
+)  # fmt: skip
+"""Flags of `submit` that say how a new job is."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -56,7 +67,35 @@ def parse_command_line(parser: argparse.ArgumentParser, arguments: Sequence[str]
     if own[:1] == ["submit"] and "--" in own:
         at = own.index("--")
         own, script = own[:at], own[at + 1 :]
-    return parser.parse_args(own, argparse.Namespace(arguments=script))
+    options, unknown = parser.parse_known_args(own, argparse.Namespace(arguments=script))
+    verb = str(options.command)
+    if unknown:
+        hint = ": arguments of the script follow --" if verb == "submit" else f": elasticjob {verb} --help lists all"
+        parser.error(f"{verb}: unrecognized arguments: {' '.join(unknown)}{hint}")
+    if problem := _wrong_together(options):
+        parser.error(f"{verb}: {problem}")
+    return options
+
+
+def _wrong_together(options: argparse.Namespace) -> str:
+    """Return why flags, each of which is right, cannot be together; empty if they can."""
+    match options.command:
+        case "status" if options.job and options.all_namespaces:
+            return "-A shows all jobs: leave out JOB, or name its namespace with -n"
+        case "logs" if options.follow and options.previous:
+            return "-p shows pods that have ended, and -f those that run: choose one"
+        case "logs" if options.store and (options.rank or options.round):
+            return "lines of a store belong to no rank and no round: leave out --rank and --round, or --store"
+        case "scale" | "suspend" | "resume" | "drain" if options.timeout is not None and not options.wait:
+            return "--timeout is the time of --wait: write both, or none"
+        case "submit" if options.update:
+            names = [name for name in _OF_NEW_JOBS if getattr(options, name) not in (None, "", [], 0, False)]
+            flags = ["SCRIPT" if name == "script" else f"--{name.replace('_', '-')}" for name in names]
+            flags += ["--"] if options.arguments else []
+            return f"--update changes nothing but the code: leave out {', '.join(flags)}" if flags else ""
+        case "submit" if not (options.script and options.image):
+            return "say which SCRIPT to run and in which --image, or which job to --update"
+    return ""
 
 
 def _add_local(subcommands: argparse._SubParsersAction[_Parser]) -> None:
@@ -117,11 +156,11 @@ def _add_local(subcommands: argparse._SubParsersAction[_Parser]) -> None:
 def _add_cluster(subcommands: argparse._SubParsersAction[_Parser]) -> None:
     _add_submit(subcommands)
     status = _verb(subcommands, "status", "one job on one screen; without a name, all jobs")
-    status.add_argument("job", metavar="JOB", nargs="?", help="name of the job")
+    status.add_argument("job", type=_job, metavar="JOB", nargs="?", help="name of the job")
     status.add_argument("-A", "--all-namespaces", action="store_true", help="jobs of all namespaces")
     _add_output(status)
     events = _verb(subcommands, "events", "what happened to a job and its pods; without a name, to all jobs")
-    events.add_argument("job", metavar="JOB", nargs="?", help="name of the job")
+    events.add_argument("job", type=_job, metavar="JOB", nargs="?", help="name of the job")
     events.add_argument("--warnings", action="store_true", help="only warnings")
     events.add_argument("-w", "--watch", action="store_true", help="go on with new Events until Ctrl-C")
     _add_output(events)
@@ -131,8 +170,10 @@ def _add_cluster(subcommands: argparse._SubParsersAction[_Parser]) -> None:
     logs = _verb(subcommands, "logs", "the logs of all ranks or of some; those of the pod that failed first")
     _add_job(logs)
     logs.add_argument("--rank", type=_numbers, default=[], metavar="N,...", help="only lines of these ranks")
-    logs.add_argument("--pod", action="append", default=[], metavar="POD", help="only this pod, by name or index")
-    logs.add_argument("--round", default="", metavar="N", help="only lines of this round, such as 3 or 1.0.3")
+    logs.add_argument(
+        "--pod", type=_pod, action="append", default=[], metavar="POD", help="only this pod, by name or index"
+    )
+    logs.add_argument("--round", type=_round, metavar="N", help="only lines of this round, such as 3 or 1.0.3")
     logs.add_argument("-f", "--follow", action="store_true", help="go on until the job ends; new pods are followed too")
     logs.add_argument("-p", "--previous", action="store_true", help="pods that have a successor, while they exist")
     logs.add_argument("--store", action="store_true", help="the job's store pods instead of its worker pods")
@@ -143,7 +184,9 @@ def _add_cluster(subcommands: argparse._SubParsersAction[_Parser]) -> None:
     _add_output(top)
     stacks = _verb(subcommands, "stacks", "where all ranks are now; needs the permission to exec in pods")
     _add_job(stacks)
-    stacks.add_argument("--pod", action="append", default=[], metavar="POD", help="only this pod; may be repeated")
+    stacks.add_argument(
+        "--pod", type=_pod, action="append", default=[], metavar="POD", help="only this pod, by name or index"
+    )
     stacks.add_argument("--all-threads", action="store_true", help="all threads, and not only the main one")
     _add_output(stacks)
     ui = _verb(subcommands, "ui", "serve a page with all jobs, live, to the browser of this machine")
@@ -152,7 +195,7 @@ def _add_cluster(subcommands: argparse._SubParsersAction[_Parser]) -> None:
     ui.add_argument("--open", action="store_true", help="open the page in the browser")
     scale = _verb(subcommands, "scale", "change how many worker pods a job trains on")
     _add_job(scale)
-    scale.add_argument("replicas", type=_count, metavar="N", help="worker pods")
+    scale.add_argument("replicas", type=_pods, metavar="N", help="worker pods")
     _add_wait(scale)
     suspend = _verb(subcommands, "suspend", "end the pods of a job, so that it can go on later")
     _add_job(suspend)
@@ -161,7 +204,7 @@ def _add_cluster(subcommands: argparse._SubParsersAction[_Parser]) -> None:
     _add_job(resume)
     _add_wait(resume)
     drain = _verb(subcommands, "drain", "let one worker pod leave in good order; the job replaces it")
-    drain.add_argument("pod", metavar="POD", help="name of the worker pod")
+    drain.add_argument("pod", type=_pod, metavar="POD", help="name of the worker pod")
     drain.add_argument("--force", action="store_true", help="delete the pod if the PodDisruptionBudget refuses")
     _add_wait(drain)
 
@@ -176,7 +219,7 @@ def _add_submit(subcommands: argparse._SubParsersAction[_Parser]) -> None:
     submit.add_argument("--image", metavar="IMAGE", help="image with Python and what the script imports")
     submit.add_argument("--code", metavar="FOLDER", default=".", help="folder that is shipped (default: this one)")
     submit.add_argument("--name", metavar="JOB", help="name of the job (default: the script's, with random characters)")
-    submit.add_argument("--pods", type=_count, default=1, metavar="N", help="worker pods (default: 1)")
+    submit.add_argument("--pods", type=_count, metavar="N", help="worker pods (default: 1)")
     submit.add_argument("--min-pods", type=_count, metavar="N", help="fewest pods to train on (default: --pods)")
     submit.add_argument("--max-pods", type=_count, metavar="N", help="most pods, for scale (default: --pods)")
     submit.add_argument("--gpus", type=_count, default=0, metavar="N", help="NVIDIA GPUs of each pod (default: 0)")
@@ -191,24 +234,58 @@ def _add_submit(subcommands: argparse._SubParsersAction[_Parser]) -> None:
     submit.add_argument(
         "--image-pull-secret", action="append", default=[], metavar="NAME", help="Secret to pull the image with"
     )
-    submit.add_argument("--update", metavar="JOB", help="ship the folder to this running job, in place of its code")
+    submit.add_argument(
+        "--update", type=_job, metavar="JOB", help="ship the folder to this running job, in place of its code"
+    )
     submit.add_argument("--detach", action="store_true", help="do not follow the job, or wait for its update")
     submit.add_argument("--dry-run", action="store_true", help="print the manifests and create nothing")
 
 
 def _add_wait(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--wait", action="store_true", help="wait until the job is as wanted, and say what happens")
-    verb.add_argument("--timeout", type=_count, default=600, metavar="S", help="seconds to wait (default: 600)")
+    verb.add_argument("--timeout", type=_count, metavar="S", help="seconds to --wait (default: 600)")
 
 
 def _add_job(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("job", metavar="JOB", help="name of the job")
+    verb.add_argument("job", type=_job, metavar="JOB", help="name of the job")
 
 
 def _count(text: str) -> int:
     if not text.isascii() or not text.isdigit():
         raise argparse.ArgumentTypeError(f"want a number from 0 on, got {text!r}")
     return int(text)
+
+
+def _pods(text: str) -> int:
+    if not 1 <= (number := _count(text)) <= _MOST_PODS:
+        raise argparse.ArgumentTypeError(f"want a number from 1 to {_MOST_PODS}, got {text!r}")
+    return number
+
+
+def _job(text: str) -> str:
+    return _name_of("job", "bert", text)
+
+
+def _pod(text: str) -> str:
+    return _name_of("pod", "bert-0-0", text)
+
+
+def _namespace(text: str) -> str:
+    return _name_of("namespace", "team", text) if text else ""  # as for kubectl, the empty one is the context's
+
+
+def _name_of(kind: str, example: str, text: str) -> str:
+    if not _NAME.fullmatch(text):
+        raise argparse.ArgumentTypeError(
+            f"want the name of a {kind} (a-z, 0-9 and '-'), such as {example}, got {text!r}"
+        )
+    return text
+
+
+def _round(text: str) -> str:
+    if not _ROUND.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"want a round, such as 3 or 1.0.3, got {text!r}")
+    return text
 
 
 def _port(text: str) -> int:
@@ -224,7 +301,9 @@ def _numbers(text: str) -> list[int]:
 def _verb(subcommands: argparse._SubParsersAction[_Parser], name: str, text: str) -> argparse.ArgumentParser:
     """Add a verb that talks to a cluster, with kubectl's flags."""
     verb = subcommands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.", epilog=_CODES)
-    verb.add_argument("-n", "--namespace", metavar="NAME", help="namespace (default: that of the context)")
+    verb.add_argument(
+        "-n", "--namespace", type=_namespace, metavar="NAME", help="namespace (default: that of the context)"
+    )
     verb.add_argument("--context", metavar="NAME", help="context of the kubeconfig (default: the current one)")
     verb.add_argument("--kubeconfig", metavar="FILE", help="default: $KUBECONFIG, then ~/.kube/config")
     return verb

@@ -13,18 +13,16 @@ from elasticjob.cli.cluster.errors import ClusterError
 from elasticjob.cli.views.output import VerbOutput
 
 INTERRUPTED_BY_USER = 130
+WAIT_SECONDS = 600
 
 
 def run_cluster_command(options: argparse.Namespace) -> int:
     """Run the verb that `options.command` names and return the exit code."""
     output = VerbOutput(getattr(options, "output", None))
     try:
-        if options.command == "submit" and options.dry_run:
-            from elasticjob.cli.verbs.submit.submit import print_manifests
-
-            return print_manifests(output, options)
-        cluster = connect_to_cluster(options.kubeconfig, options.context, options.namespace)
-        return _run_verb(cluster, output, options)
+        if options.command == "submit":
+            return _submit(output, options)
+        return _run_verb(_connect(options), output, options)
     except ClusterError as error:
         output.note(f"elasticjob {options.command}: {error}")
         return error.exit_code
@@ -34,6 +32,19 @@ def run_cluster_command(options: argparse.Namespace) -> int:
         # The reader, such as `head`, has what it wanted. Python would report the error again at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def _connect(options: argparse.Namespace) -> Cluster:
+    return connect_to_cluster(options.kubeconfig, options.context, options.namespace)
+
+
+def _submit(output: VerbOutput, options: argparse.Namespace) -> int:
+    from elasticjob.cli.verbs.submit.submit import NewJob, print_manifests, read_submit, submit_script
+
+    wanted = read_submit(options)  # all mistakes of flags and code show before a cluster is chosen
+    if options.dry_run and isinstance(wanted, NewJob):
+        return print_manifests(output, wanted)
+    return submit_script(_connect(options), output, wanted, detach=options.detach)
 
 
 def _run_verb(cluster: Cluster, output: VerbOutput, options: argparse.Namespace) -> int:
@@ -51,10 +62,6 @@ def _run_verb(cluster: Cluster, output: VerbOutput, options: argparse.Namespace)
             from elasticjob.cli.verbs.events import show_events
 
             return show_events(cluster, output, options.job, now, warnings=options.warnings, watch=options.watch)
-        case "submit":
-            from elasticjob.cli.verbs.submit.submit import submit_script
-
-            return submit_script(cluster, output, options)
         case "why":
             from elasticjob.cli.verbs.why.why import show_causes
 
@@ -63,7 +70,7 @@ def _run_verb(cluster: Cluster, output: VerbOutput, options: argparse.Namespace)
             from elasticjob.cli.verbs.logs.log_lines import LogChoice
             from elasticjob.cli.verbs.logs.logs import PodChoice, show_logs
 
-            lines = LogChoice(options.rank, options.round, options.timestamps)
+            lines = LogChoice(options.rank, options.round or "", options.timestamps)
             role = Role.STORE if options.store else Role.WORKER
             pods = PodChoice(options.pod, options.previous, role, options.tail, lines)
             return show_logs(cluster, output, options.job, pods, follow=options.follow)
@@ -102,4 +109,4 @@ def _run_verb(cluster: Cluster, output: VerbOutput, options: argparse.Namespace)
 
 
 def _wait_seconds(options: argparse.Namespace) -> float | None:
-    return float(options.timeout) if options.wait else None
+    return float(WAIT_SECONDS if options.timeout is None else options.timeout) if options.wait else None

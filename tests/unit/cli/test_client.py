@@ -123,6 +123,31 @@ def test_functions_and_arguments_that_cannot_be_shipped(folder: Path) -> None:
         client.submit(train, image="i", code=folder / "shipped_package")
 
 
+def test_claims_and_pull_secrets(api: FakeApi) -> None:
+    client.submit("train.py", image="i", pvc=["data:/data:ro", "out:/out"], image_pull_secret="registry")
+    pod = api.lists[JOBS][-1]["spec"]["template"]["spec"]
+    assert pod["imagePullSecrets"] == [{"name": "registry"}]
+    assert pod["containers"][0]["volumeMounts"][-2:] == [
+        {"name": "pvc-0", "mountPath": "/data", "readOnly": True},
+        {"name": "pvc-1", "mountPath": "/out"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"pvc": "data"}, "^pvc data: want CLAIM:/path, or CLAIM:/path:ro to mount it read-only"),
+        ({"image_pull_secret": ["my key"]}, "^image_pull_secret my key: 'my key' is no name of an object"),
+        ({"min_pods": 2}, "^pods 1 is not between min_pods 2 and max_pods 1: change one"),
+        ({"env": {"A": 1}}, "^env A: want a text, as in '1', and not 1"),
+    ],
+)
+def test_wrong_arguments_are_found_before_a_cluster_is_asked(api: FakeApi, wrong: dict[str, Any], text: str) -> None:
+    with pytest.raises(client.SubmitError, match=text):
+        client.submit("train.py", image="i", kubeconfig="/nowhere", **wrong)
+    assert api.requests == []
+
+
 def test_wait_says_that_the_job_has_failed(api: FakeApi) -> None:
     failed = condition_of("Failed", "True", "R", "rank 1:\n ValueError")
     api.created_status = {"phase": "Failed", "observedGeneration": 1, "conditions": [failed]}

@@ -23,8 +23,8 @@ def test_namespace_and_context_are_chosen_as_kubectl_does(api: FakeApi, run: Run
     assert "there" in run("status", "--context", "other").out
     assert "flag" in run("status", "--context", "other", "-n", "third").out
     shown = run("status", "--context", "nowhere")
-    assert shown.code == 69
-    assert "there is no context 'nowhere', only here, other" in shown.err
+    assert shown.code == 64
+    assert "has no such context, only here, other" in shown.err
 
 
 def test_errors_are_one_sentence(api: FakeApi, run: Run, tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_errors_are_one_sentence(api: FakeApi, run: Run, tmp_path: Path) -> None
     api.refused = {JOBS: (403, "no")}
     assert (run("status").code, run("status").err) == (1, "elasticjob status: you may not list elasticjobs: no\n")
     missing = run("status", "--kubeconfig", str(tmp_path / "none"))
-    assert missing.code == 69
+    assert missing.code == 64
     assert "none" in missing.err
     assert missing.err.count("\n") == 1
     (port,) = free_ports(1)

@@ -19,14 +19,12 @@ from elasticjob._runtime.local.manifest.job_schema import find_problems
 from elasticjob.cli.shipping import archive as archives
 from elasticjob.cli.shipping.archive import pack_files, pack_folder
 from elasticjob.cli.shipping.errors import SubmitError
+from elasticjob.cli.shipping.flag_values import parse_claims, parse_env, parse_names
 from elasticjob.cli.shipping.job_request import (
     JobRequest,
     code_object,
     job_manifest,
     job_name,
-    parse_claims,
-    parse_env,
-    parse_names,
 )
 
 

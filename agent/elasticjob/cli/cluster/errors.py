@@ -7,6 +7,9 @@ from typing import Any
 
 from elasticjob._runtime.contract.text import printable
 
+USAGE = 64
+"""Exit code: what the user typed is wrong, and nothing was sent to the cluster."""
+
 UNAVAILABLE = 69
 """Exit code: no cluster is reachable. ExitCode.UNAVAILABLE of contract.names has the same meaning for an agent."""
 
@@ -18,6 +21,12 @@ class ClusterError(Exception):
     """A request failed. The text is one sentence. `exit_code`: that of the command."""
 
     exit_code = 1
+
+
+class FlagError(ClusterError):
+    """A flag is wrong, and nothing was sent. The text says what to write instead."""
+
+    exit_code = USAGE
 
 
 class NotReachableError(ClusterError):

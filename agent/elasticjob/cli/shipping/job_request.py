@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import base64
-import posixpath
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,8 +21,6 @@ from elasticjob.cli.shipping.archive import CodeArchive
 from elasticjob.cli.shipping.errors import SubmitError
 
 GPU = "nvidia.com/gpu"
-LONGEST_NAME = 253
-_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 LONGEST_STEM = 40
 """Characters of a name that come from the script's: the API allows 50 in all."""
 
@@ -73,47 +70,6 @@ def job_name(script: str, suffix: str) -> str:
     return f"{words if words[:1].isalpha() else f'job-{words}'.strip('-')}-{suffix}"
 
 
-def parse_env(pairs: list[str]) -> dict[str, str]:
-    """Return the variables of `NAME=VALUE` texts. SubmitError: one is none."""
-    found = {}
-    for pair in pairs:
-        name, separator, value = pair.partition("=")
-        if not separator or not name:
-            raise SubmitError(f"--env {pair}: want NAME=VALUE")
-        found[name] = value
-    return found
-
-
-def parse_names(flag: str, names: Iterable[str]) -> tuple[str, ...]:
-    """Return names of objects of the namespace, each once. SubmitError: one is no name that Kubernetes takes."""
-    for name in names:
-        _check_name(flag, name, name)
-    return tuple(dict.fromkeys(names))
-
-
-def parse_claims(texts: Iterable[str]) -> tuple[ClaimMount, ...]:
-    """Return the mounts of `CLAIM:/path` and `CLAIM:/path:ro` texts. SubmitError: one is none, or two have one path."""
-    found: dict[str, ClaimMount] = {}
-    for text in texts:
-        claim, _, rest = text.partition(":")
-        path, _, mode = rest.partition(":")
-        if not path.startswith("/") or mode not in ("", "ro", "rw"):
-            raise SubmitError(f"--pvc {text}: want CLAIM:/path, or CLAIM:/path:ro to mount it read-only")
-        _check_name("--pvc", text, claim)
-        path = posixpath.normpath(path)
-        if path in ("/", "//") or f"{path}/".startswith(f"{posixpath.dirname(CODE_FOLDER)}/"):
-            raise SubmitError(f"--pvc {text}: {path} is needed for the container's own files; mount it elsewhere")
-        if path in found:
-            raise SubmitError(f"--pvc {text}: {path} has the claim {found[path].claim} already")
-        found[path] = ClaimMount(claim, path, mode == "ro")
-    return tuple(found.values())
-
-
-def _check_name(flag: str, text: str, name: str) -> None:
-    if len(name) > LONGEST_NAME or not _NAME.fullmatch(name):
-        raise SubmitError(f"{flag} {text}: {name!r} is no name of an object: want a-z, 0-9, '-' and '.', as in my-data")
-
-
 def job_manifest(request: JobRequest, digest: str) -> KubeObject:
     """Return the ElasticJob. `digest`: the archive's sha256; empty if the image has the code."""
     metadata: dict[str, Any] = {"name": request.name}
@@ -140,7 +96,7 @@ def _elastic_policy(request: JobRequest) -> dict[str, Any]:
     low = request.pods if request.min_pods is None else request.min_pods
     high = request.pods if request.max_pods is None else request.max_pods
     if not low <= request.pods <= high:
-        raise SubmitError(f"--pods {request.pods} is not between --min-pods {low} and --max-pods {high}")
+        raise SubmitError(f"--pods {request.pods} is not between --min-pods {low} and --max-pods {high}: change one")
     return {"elasticPolicy": {"minReplicas": low, "maxReplicas": high}}
 
 

@@ -18,6 +18,7 @@ from elasticjob.cli.cluster.connection import Cluster
 from elasticjob.cli.cluster.errors import ClusterError
 from elasticjob.cli.cluster.resources import ELASTICJOBS, POD_LIST, KubeObject
 from elasticjob.cli.objects.pods import has_log, in_order, is_active, main_container, pod_name, pods_selector
+from elasticjob.cli.verbs.logs.logs import PodChoice
 from elasticjob.cli.verbs.status import Ranks, ranks_by_pod
 from elasticjob.cli.views.output import VerbOutput, without_empty
 from elasticjob.cli.views.style import Painter
@@ -48,11 +49,13 @@ def show_stacks(cluster: Cluster, output: VerbOutput, name: str, pods: Sequence[
 def ask_workers(cluster: Cluster, name: str, pods: Sequence[str]) -> tuple[list[dict[str, Any]], list[Exception]]:
     """Return (what the workers have dumped, by rank; what went wrong in pods that could not be asked).
 
-    `pods`: only these; empty: all. ClusterError: no worker pod runs, or no worker can dump its stacks.
+    `pods`: only these, by name or index; empty: all. ClusterError: none of them runs, or no worker can dump its stacks.
     """
     cluster.get(ELASTICJOBS, name)
     found = in_order(cluster.list(POD_LIST, pods_selector(name, Role.WORKER)))
-    asked = [pod for pod in found if is_active(pod) and has_log(pod) and (not pods or pod_name(pod) in pods)]
+    asked = [pod for pod in found if is_active(pod) and has_log(pod) and PodChoice(pods).has_pod(pod)]
+    if pods and not asked:
+        raise ClusterError(f"{name} has no running pod {' or '.join(pods)}: elasticjob status {name} shows its pods")
     if not asked:
         raise ClusterError(f"no worker pod of {name} runs: elasticjob why {name}")
     ranks = ranks_by_pod(cluster, asked)

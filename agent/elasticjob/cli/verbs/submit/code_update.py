@@ -21,7 +21,7 @@ from elasticjob.cli.objects.jobs import has_finished, holds, job_status
 from elasticjob.cli.objects.pods import is_active, pod_name, pods_selector
 from elasticjob.cli.objects.waiting import wait_for_job
 from elasticjob.cli.shipping.archive import CodeArchive
-from elasticjob.cli.shipping.errors import SubmitError
+from elasticjob.cli.shipping.errors import InTheWayError
 from elasticjob.cli.views.output import VerbOutput
 
 _AT_ONCE = 32
@@ -54,9 +54,9 @@ def update_code(
 
 def _check(job: KubeObject, name: str) -> None:
     if not _digest_of(job):
-        raise SubmitError(f"{name} was not submitted by elasticjob submit: its code is in its image or its volumes")
+        raise InTheWayError(f"{name} was not submitted by elasticjob submit: its code is in its image or its volumes")
     if has_finished(job):
-        raise SubmitError(f"{name} has ended: submit it again under another --name")
+        raise InTheWayError(f"{name} has ended: submit it again under another --name")
 
 
 def _digest_of(found: KubeObject) -> str:

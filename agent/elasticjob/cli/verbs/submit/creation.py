@@ -10,23 +10,20 @@ from elasticjob.cli.cluster.connection import Cluster
 from elasticjob.cli.cluster.errors import ClusterError, RefusedError
 from elasticjob.cli.cluster.resources import CONFIG_MAPS, ELASTICJOBS, KubeObject
 from elasticjob.cli.shipping.archive import CodeArchive
-from elasticjob.cli.shipping.errors import SubmitError
+from elasticjob.cli.shipping.errors import InTheWayError, SubmitError
+from elasticjob.cli.shipping.flag_values import check_request
 from elasticjob.cli.shipping.job_request import JobRequest, code_object, job_manifest, owner_of_code
 
 _CONFLICT = 409
 
 
-def checked_manifest(request: JobRequest, archive: CodeArchive) -> KubeObject:
-    """Return the ElasticJob. SubmitError: the API server would refuse it."""
+def checked_objects(request: JobRequest, archive: CodeArchive) -> tuple[KubeObject, KubeObject]:
+    """Return the ElasticJob and the ConfigMap of its code. SubmitError: no API server would take them."""
+    check_request(request)
     manifest = job_manifest(request, archive.digest)
     if problems := find_problems(manifest):
         raise SubmitError("; ".join(problems))
-    return manifest
-
-
-def create_job(cluster: Cluster, request: JobRequest, archive: CodeArchive) -> KubeObject:
-    """Create the ConfigMap, then the job that owns it, and return the job. ClusterError: neither is left."""
-    return create_objects(cluster, checked_manifest(request, archive), code_object(request, archive))
+    return manifest, code_object(request, archive)
 
 
 def create_objects(cluster: Cluster, manifest: KubeObject, code: KubeObject | None) -> KubeObject:
@@ -63,14 +60,14 @@ def _create_code(cluster: Cluster, code: KubeObject) -> None:
         if ours and (job := next((owner["name"] for owner in owners if owner.get("kind") == KIND), None)):
             raise _name_is_taken(job) from None
         if owners or not ours:
-            raise SubmitError(f"there is a ConfigMap {name} already: choose another --name") from None
+            raise InTheWayError(f"there is a ConfigMap {name} already: choose another --name") from None
         # A submit that was killed between its two requests has left it.
         cluster.delete(CONFIG_MAPS, name)
         cluster.create(CONFIG_MAPS, code)
 
 
-def _name_is_taken(job: str) -> SubmitError:
-    return SubmitError(
+def _name_is_taken(job: str) -> InTheWayError:
+    return InTheWayError(
         f"there is a job {job} already: choose another --name, or end that one first with kubectl delete ej {job}"
     )
 

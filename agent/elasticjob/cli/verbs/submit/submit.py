@@ -6,16 +6,18 @@ import argparse
 import secrets
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from elasticjob._runtime.contract.shipped_code import CODE_FOLDER
 from elasticjob.cli.cluster.connection import Cluster
-from elasticjob.cli.cluster.resources import ELASTICJOBS
+from elasticjob.cli.cluster.resources import ELASTICJOBS, KubeObject
 from elasticjob.cli.shipping.archive import CodeArchive, pack_folder
 from elasticjob.cli.shipping.errors import SubmitError
-from elasticjob.cli.shipping.job_request import JobRequest, code_object, job_name, parse_claims, parse_env, parse_names
+from elasticjob.cli.shipping.flag_values import parse_claims, parse_env, parse_names
+from elasticjob.cli.shipping.job_request import JobRequest, job_name
 from elasticjob.cli.verbs.submit.code_update import update_code
-from elasticjob.cli.verbs.submit.creation import checked_manifest, create_job
+from elasticjob.cli.verbs.submit.creation import checked_objects, create_objects
 from elasticjob.cli.verbs.submit.follow import follow_job
 from elasticjob.cli.views.output import VerbOutput
 
@@ -25,42 +27,39 @@ UPDATE_SECONDS = 180.0
 _QUESTION = "\n{name} goes on. [d]etach and let it run, [c]ancel and delete it, or Enter to follow it further? "
 
 
-def print_manifests(output: VerbOutput, options: argparse.Namespace) -> int:
-    """Write the ConfigMap and the job as YAML, without a cluster; return the exit code."""
-    import yaml
+@dataclass(frozen=True)
+class NewJob:
+    """A job to create, with the ConfigMap of its code."""
 
-    archive, request = read_request(options)
-    documents = [code_object(request, archive), checked_manifest(request, archive)]
-    output.line(str(yaml.safe_dump_all(documents, sort_keys=False, width=120)).rstrip("\n"))
-    return 0
+    manifest: KubeObject
+    code: KubeObject
+    summary: str
+    """What is shipped, in words."""
 
-
-def submit_script(cluster: Cluster, output: VerbOutput, options: argparse.Namespace) -> int:
-    """Create the job and follow it; return the exit code, which is the job's. With `--update`: ship other code."""
-    if options.update:
-        wait_seconds = None if options.detach else UPDATE_SECONDS
-        return update_code(cluster, output, options.update, pack_folder(_existing(options.code)), wait_seconds)
-    archive, request = read_request(options)
-    create_job(cluster, request, archive)
-    output.note(f"{request.name} is created in namespace {cluster.namespace}; its code: {archive.summary()}")
-    if options.detach:
-        output.line(request.name)
-        output.note(_how_to_go_on(request.name))
-        return 0
-    return follow_until_interrupted(cluster, output, request.name, ask_user if has_terminal() else None)
+    @property
+    def name(self) -> str:
+        return str(self.manifest["metadata"]["name"])
 
 
-def read_request(options: argparse.Namespace) -> tuple[CodeArchive, JobRequest]:
-    """Pack the code and read the flags. SubmitError: something is wrong with them."""
-    if not (options.script and options.image):
-        raise SubmitError("say which SCRIPT to run and in which --image, or which job to --update")
+@dataclass(frozen=True)
+class NewCode:
+    """Other code for a job that runs."""
+
+    job: str
+    archive: CodeArchive
+
+
+def read_submit(options: argparse.Namespace) -> NewJob | NewCode:
+    """Read and check all flags and the code, without a cluster. SubmitError: something is wrong with them."""
     root = _existing(options.code)
+    if options.update:
+        return NewCode(options.update, pack_folder(root))
     script = script_in(root, options.script)
     request = JobRequest(
         name=options.name or job_name(script, random_suffix()),
         image=options.image,
         command=("python3", script, *options.arguments),
-        pods=options.pods,
+        pods=1 if options.pods is None else options.pods,
         min_pods=options.min_pods,
         max_pods=options.max_pods,
         gpus=options.gpus,
@@ -72,7 +71,29 @@ def read_request(options: argparse.Namespace) -> tuple[CodeArchive, JobRequest]:
         claims=parse_claims(options.pvc),
         namespace=options.namespace or "",
     )
-    return pack_folder(root), request
+    archive = pack_folder(root)
+    return NewJob(*checked_objects(request, archive), archive.summary())
+
+
+def print_manifests(output: VerbOutput, job: NewJob) -> int:
+    """Write the ConfigMap and the job as YAML; return the exit code."""
+    import yaml
+
+    output.line(str(yaml.safe_dump_all([job.code, job.manifest], sort_keys=False, width=120)).rstrip("\n"))
+    return 0
+
+
+def submit_script(cluster: Cluster, output: VerbOutput, wanted: NewJob | NewCode, *, detach: bool) -> int:
+    """Create the job and follow it; return the exit code, which is the job's. For NewCode: ship it."""
+    if isinstance(wanted, NewCode):
+        return update_code(cluster, output, wanted.job, wanted.archive, None if detach else UPDATE_SECONDS)
+    create_objects(cluster, wanted.manifest, wanted.code)
+    output.note(f"{wanted.name} is created in namespace {cluster.namespace}; its code: {wanted.summary}")
+    if detach:
+        output.line(wanted.name)
+        output.note(_how_to_go_on(wanted.name))
+        return 0
+    return follow_until_interrupted(cluster, output, wanted.name, ask_user if has_terminal() else None)
 
 
 def _existing(folder: str) -> Path:
