@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from support.cluster.jobs import Job
-from support.cluster.kube import Kube, is_true
+from support.cluster.kube import Json, Kube, is_true
 from support.cluster.kubectl import Tools
 from support.docs.blocks import blocks_to_run
 from support.docs.shell import Shell, own_kubeconfig
@@ -31,12 +31,31 @@ def shell(kube: Kube, cluster_dir: Path, namespace: str, tmp_path: Path) -> Iter
     kubeconfig = own_kubeconfig(cluster_dir / "kubeconfig", namespace, tmp_path)
     for name in ("pending", "fails", "refused"):
         (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(written(name)))
-    documents = yaml.safe_dump_all([scripts(), *jobs().values()])
-    Tools(cluster_dir / "bin", kubeconfig).kubectl("apply", "-f", "-", stdin=documents)
+    tools = Tools(cluster_dir / "bin", kubeconfig)
+    tools.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all([scripts(), *jobs().values()]))
+    for name, manifest in jobs().items():
+        if "managedBy" not in manifest["spec"]:
+            begin_with_first_names(tools, Job(kube, namespace, name), manifest)
     yield Shell(tmp_path, [cluster_dir / "bin", Path(sys.executable).parent], {"KUBECONFIG": str(kubeconfig)})
     for pod in kube.list("pods", namespace):
         if pod["metadata"].get("finalizers"):
             kube.patch("pods", pod["metadata"]["name"], {"metadata": {"finalizers": None}}, namespace)
+
+
+def begin_with_first_names(tools: Tools, job: Job, manifest: Json) -> None:
+    """Wait for the job's pods. The page shows the first names, such as moves-0-0: a job without them is made again.
+
+    An operator that ends after a job's first status, before its first pods, leaves these names out.
+    """
+    while True:
+        pods = job.kube.wait_list(
+            "pods", job.namespace, bool, selector=job.workers, timeout=90, what=f"{job.name}: pods"
+        )
+        if f"{job.name}-0-0" in {pod["metadata"]["name"] for pod in pods}:
+            return
+        job.kube.delete("elasticjobs", job.name, job.namespace)
+        job.kube.wait_gone("pods", job.namespace, job.selector, timeout=90)
+        tools.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(manifest))
 
 
 def wait_for_faults(kube: Kube, namespace: str) -> None:
