@@ -91,9 +91,9 @@ def root_cause(failures: Iterable[Failure]) -> Failure | None:
     """Return the failure to blame, None without failures.
 
     It is the first one, in order of arrival, that is not a failed collective; the first one if all are. Order of
-    arrival, because clocks of different hosts cannot be compared; each node reports its own failures in order of time.
+    arrival, because clocks of different hosts cannot be compared; each pod reports its own failures in order of time.
 
-    Every node reports a hang. If the cause is a hang, the result is the worker with the lowest step; of several, one
+    Every pod reports a hang. If the cause is a hang, the result is the worker with the lowest step; of several, one
     that does not wait for its peers.
     """
     ordered = tuple(failures)

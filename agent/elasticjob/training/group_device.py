@@ -12,7 +12,7 @@ def broadcast_device(group_device: Any, part_devices: list[Any]) -> Any:
     """Return the device with which this rank takes part in collectives of a process group for GPUs.
 
     `group_device`: the one that the script passed as `device_id` to `init_process_group`, or None. Next come the device
-    of the State's own tensors, then `own_gpu`: ranks of one node cannot share a device.
+    of the State's own tensors, then `own_gpu`: ranks of one pod cannot share a device.
     """
     if group_device is not None and group_device.type == "cuda":
         return group_device

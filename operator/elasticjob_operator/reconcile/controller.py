@@ -244,7 +244,10 @@ class Controller:
         return min(delay for delay in (self.resync, decided.requeue_after, wait, retry) if delay is not None)
 
     def _delay_of_minor_write(self, decided: Plan, memory: JobMemory) -> float | None:
-        """Return the seconds that a minor change may still wait; None: write now, or nothing to write."""
+        """Return the seconds that the plan's status may still wait, because only minor fields of it change.
+
+        None: nothing delays it: it is to be written now, if the plan has one.
+        """
         if decided.status is None or not decided.write_delay:
             memory.write_at = None
             return None

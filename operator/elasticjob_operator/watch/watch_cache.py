@@ -45,9 +45,9 @@ class _Entry(Generic[T]):
     version: int
     """The resourceVersion; 0 where it is no number: then the object is always replaced."""
     content: T
-    delivered: bool = False
-    """Whether an event or a list has enqueued the job since this version is in the cache: one of an older version may
-    have done so. Else the version is known from an own read or write only."""
+    announced: bool = False
+    """Whether the job has been enqueued for this version. If not, only an own read or write has brought it here, and
+    the event or list that delivers it must enqueue the job. A new version begins as not announced."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ class WatchCache:
         """
         entry = self._jobs.get(self._uids.get(key, ""))
         if entry is not None:
-            entry.delivered = True
+            entry.announced = True
 
     def record_pod(self, raw: Raw) -> None:
         """Take over a pod as the API server has just returned it to this operator."""
@@ -234,10 +234,10 @@ class WatchCache:
 
     def _announce(self, key: JobKey, entry: _Entry[T] | None) -> None:
         """Call `on_event` after an event or a list; `entry` is what it left in the cache, None if nothing."""
-        if entry is None or not entry.delivered or entry.version == 0:
+        if entry is None or not entry.announced or entry.version == 0:
             self.on_event(key)
         if entry is not None:
-            entry.delivered = True
+            entry.announced = True
 
     async def list_again(self, api: Lister, namespaces: tuple[str, ...]) -> None:
         """Compare with the API server, and take over what the watches did not deliver. Empty `namespaces`: all.

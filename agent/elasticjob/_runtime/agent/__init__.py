@@ -1,1 +1,1 @@
-"""The agent of one node: it joins the rendezvous, starts, watches and stops workers, and reports. Stdlib only."""
+"""The agent of one pod: it joins the rendezvous, starts, watches and stops workers, and reports. Stdlib only."""

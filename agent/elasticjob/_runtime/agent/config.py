@@ -36,7 +36,7 @@ _SECRETS = (Env.NODE_KEY, Env.OPERATOR_KEY)
 
 
 class UsageError(Exception):
-    """A flag, a variable or the node's file system is wrong; the message says what to set or to mount."""
+    """A flag, a variable or the pod's file system is wrong; the message says what to set or to mount."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class AgentConfig:
 
     @property
     def torchrun_workers(self) -> int:
-        """The number of workers that this node's torchrun starts; 0 without a torchrun."""
+        """The number of workers that this pod's torchrun starts; 0 without a torchrun."""
         return self.local_world_size if self.backend is Backend.C10D else 0
 
     def announcement(self, store_port: int) -> Announce:
@@ -182,7 +182,7 @@ def read_config(env: Mapping[str, str], options: Mapping[str, str] | None = None
 
 
 def _read_workers(env: Mapping[str, str], asked: str) -> int:
-    """Return the number of workers of this node. `asked`: torchrun's --nproc-per-node."""
+    """Return the number of workers of this pod. `asked`: torchrun's --nproc-per-node."""
     written = max(1, _parse(env, Env.NPROC_PER_NODE, _count, "1"))
     if not asked or asked == "auto":
         return written

@@ -1,4 +1,4 @@
-"""Folders for temporary files, also on a node whose root file system is read-only."""
+"""Folders for temporary files, also in a pod whose root file system is read-only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_PATH = 75
 
 @dataclass(frozen=True)
 class NodeFolders:
-    """Writable folders of this node."""
+    """Writable folders of this pod."""
 
     scratch: str
     """For the agent's own files, which are small."""

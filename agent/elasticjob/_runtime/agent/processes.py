@@ -1,4 +1,4 @@
-"""Processes of this node: reap children as PID 1 must, and find and signal the descendants of a worker (Linux)."""
+"""Processes of this pod: reap children as PID 1 must, and find and signal the descendants of a worker (Linux)."""
 
 from __future__ import annotations
 

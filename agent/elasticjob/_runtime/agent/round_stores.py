@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class RoundStores:
-    """Stores in the order of their rounds. The last round's store stays up, because nodes that stop may use it."""
+    """Stores in the order of their rounds. The last round's store stays up, because agents that stop may use it."""
 
     def __init__(self) -> None:
         self._stores: list[StoreServer] = []
@@ -38,7 +38,7 @@ class RoundStores:
     async def start_next(self, address: str, backend: Backend, gate: LinkGate) -> int:
         """Start the process-group store of the next round and return its port.
 
-        `address`: this pod's. `gate` accepts the links that other nodes of the round keep to this one.
+        `address`: this pod's. `gate` accepts the links that other agents of the round keep to this one.
         """
         store = StoreServer(links=gate.accept, clients=round_store_clients(backend))
         port = await store.start(address if is_loopback(address) else ALL_ADDRESSES)
@@ -52,7 +52,7 @@ class RoundStores:
     async def close_older(self, current: StoreServer) -> None:
         """Close the stores that are older than `current`. A later call may have closed `current` already.
 
-        `current` stays open even if its round ends in the meantime and there is a newer store: its nodes still use it.
+        `current` stays open even if its round ends in the meantime and there is a newer store: its agents still use it.
         """
         number = self._stores.index(current) if current in self._stores else 0
         older, self._stores = self._stores[:number], self._stores[number:]

@@ -111,7 +111,7 @@ class Agent:
         )
 
     async def run(self) -> ExitCode:
-        """Join, run workers until the job or this node's part in it is over, and return the exit code.
+        """Join, run workers until the job or this pod's part in it is over, and return the exit code.
 
         The termination message is written by then. An error of the agent itself is raised; no process of the workers
         is left then.
@@ -155,7 +155,7 @@ class Agent:
 
     async def _start(self, scratch: Path) -> None:
         """Create the parts of the agent; then connect to the coordinator, and make ready what workers need."""
-        if self._config.options_note and self._config.index == 0:  # the same on every node
+        if self._config.options_note and self._config.index == 0:  # the same in every pod
             log.info("%s", self._config.options_note)
         env = node_env(self._config.env, self._config.local_world_size, CODE_ROOT, self._config.backend)
         self._status_requests = StatusRequests(
@@ -330,7 +330,7 @@ class Agent:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    # ---- what happens on the node ------------------------------------------------------------------------------------
+    # ---- what happens in the pod ------------------------------------------------------------------------------------
 
     async def _prepare(self) -> None:
         ready, healthy = await asyncio.gather(self._launcher.prepare(), self._check_health())

@@ -253,8 +253,12 @@ class _Handshake:
     nonces: tuple[str, str]
     """The nonce of the server, and that of the client."""
 
-    def proof(self, welcome: object) -> str:
-        """Return the server's proof, for its welcome as JSON data; the client's for None."""
+    def client_proof(self) -> str:
+        """Return what the client proves the key with. It precedes the welcome, so it covers none."""
+        return self.server_proof(None)
+
+    def server_proof(self, welcome: object) -> str:
+        """Return what the server proves the key with, and that `welcome`, JSON data, is its own."""
         covered = codec.dumps((self.protocol, welcome, self.role.value, self.run_id, *self.nonces))
         return hmac.new(self.key, covered, hashlib.sha256).hexdigest()
 
@@ -326,13 +330,13 @@ async def _connect(host: str, port: int, role: LinkRole, key: bytes, run_id: str
         first = await frames.receive_object()
         nonces = str(first.get("nonce")), secrets.token_hex(16)
         handshake = _Handshake(key, lower_protocol(first), role, run_id, nonces)
-        hello = {"role": role.value, "run_id": run_id, "nonce": nonces[1], "proof": handshake.proof(None)}
+        hello = {"role": role.value, "run_id": run_id, "nonce": nonces[1], "proof": handshake.client_proof()}
         frames.send(codec.dumps(hello | {"macs": MACS, "protocol": PROTOCOL}))
         answer = await frames.receive_object()
         # The proof covers the welcome as it was sent: a newer server may send fields that this side does not know.
         sent = answer.get("welcome")
         welcome = _parse_welcome(sent)
-        if not _is_proof(answer.get("proof"), handshake.proof(sent)):
+        if not _is_proof(answer.get("proof"), handshake.server_proof(sent)):
             raise LinkRefused("the store did not prove that it has the key")
         mac = choose_mac([answer.get("mac")])
         to_server, to_client = handshake.frame_keys(mac, sent)
@@ -381,11 +385,11 @@ async def _authenticate(gate: LinkGate, frames: FrameProtocol, version: int, pee
         # The peer has proved nothing yet, so it must not learn which run this store serves.
         raise LinkRefused(f"the peer belongs to run {str(answer.get('run_id'))[:80]!r}, this store to another one")
     handshake = _Handshake(key, lower_protocol(answer), role, run_id, (nonce, client_nonce))
-    if len(client_nonce) < 32 or not _is_proof(answer.get("proof"), handshake.proof(None)):
+    if len(client_nonce) < 32 or not _is_proof(answer.get("proof"), handshake.client_proof()):
         raise LinkRefused(f"the peer has the wrong key for role {role.value}")
     welcome = replace(gate.welcome, passive=gate.passive())
     sent, mac = codec.dump(welcome), choose_mac(answer.get("macs"))
-    frames.send(codec.dumps({"proof": handshake.proof(sent), "welcome": sent, "mac": mac}))
+    frames.send(codec.dumps({"proof": handshake.server_proof(sent), "welcome": sent, "mac": mac}))
     to_server, to_client = handshake.frame_keys(mac, sent)
     frames.protect(mac, send_key=to_client, receive_key=to_server)
     return ControlLink(frames, role, welcome, handshake.protocol, peer)

@@ -1,4 +1,4 @@
-"""Run a job as local processes: one store and one agent per node.
+"""Run a job as local processes: one store and one agent per pod.
 
 This process does the operator's work: it replaces agents that end, restarts the store, and sends the operator's view.
 """
@@ -114,16 +114,16 @@ class LocalRun:
 
     @property
     def target(self) -> int:
-        """The number of nodes that the round should have."""
+        """The number of pods that the round should have."""
         return self._settings.target
 
     @property
     def increment(self) -> int:
-        """By how many nodes the job grows or shrinks."""
+        """By how many pods the job grows or shrinks."""
         return self._settings.increment
 
     def kill(self, index: int) -> None:
-        """Send SIGKILL to a node's agent. Its workers die with it."""
+        """Send SIGKILL to a pod's agent. Its workers die with it."""
         agent = self._agents.get(index)
         if agent is not None and agent.returncode is None:
             self._print(f"killing {self._pods[index].pod}")
@@ -136,7 +136,7 @@ class LocalRun:
             self._store.kill()
 
     def scale(self, nodes: int) -> None:
-        """Change the number of nodes, within minReplicas and maxReplicas. Spares come on top. Surplus nodes drain."""
+        """Change the number of pods, within minReplicas and maxReplicas. Spares come on top. Surplus pods drain."""
         before, low, high = self._settings.target, self._settings.min_nodes, self._settings.max_nodes
         pods_before = self._settings.desired_pods
         step = self._settings.increment
@@ -198,7 +198,7 @@ class LocalRun:
             pod = f"{self._job.name}-{index}-{incarnation}"
             started = time.monotonic()
             code = await self._run_agent(index, incarnation, pod)
-            # Before the store learns that the pod has ended, so that another node may take its place.
+            # Before the store learns that the pod has ended, so that another pod may take its place.
             await self._end_leftovers(pod)
             self._environment.remove_files(index, incarnation)
             del self._pods[index]

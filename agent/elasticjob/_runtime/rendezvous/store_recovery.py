@@ -159,7 +159,7 @@ def with_last_round(state: CoordinatorState) -> CoordinatorState:
     members = _members(state, newest)
     size = max(m.assignment.group_world_size for m in members.values())
     pods = {agent_id: m.pod for agent_id, m in members.items()}
-    last = LastRound(newest, size, frozenset(members), pods=pods)
+    last = LastRound(id=newest, size=size, stopped=frozenset(members), pods=pods)
     return replace(state, last_round=last, last_members=tuple(members))
 
 

@@ -72,7 +72,7 @@ def restartable(function: Callable[P, T] | None = None, *, spare_process: bool =
     """Let the processes of `function` survive the end of a round: it is called again with the next round's ranks.
 
     The function creates its process groups, builds what belongs to a round (DDP, data loaders), and trains. It is
-    interrupted by `RankShouldRestart` when another rank fails, a node is lost or the job scales; its process groups
+    interrupted by `RankShouldRestart` when another rank fails, a pod is lost or the job scales; its process groups
     end, and it is called again with the same arguments once the next round has formed. Objects that it finds outside
     keep their state: model, optimizer, `elasticjob.State`. A process that hangs is replaced by a new one after
     `stopGraceSeconds`. The others wait for it, or go on with fewer ranks until it joins.
@@ -304,7 +304,7 @@ class RestartableCall:
         """In the monitor's thread: end this process if the main thread cannot leave its collective.
 
         The agent would end it after `stopGraceSeconds`, and all ranks would wait for that. No other process may have
-        the state, so the node's memory gets it first.
+        the state, so the pod's memory gets it first.
         """
         with suppress(OSError):  # too many open files
             if not self._groups.has_lost_operation():

@@ -1,1 +1,1 @@
-"""`elasticjob.State`: the state of a training loop that is the same on every rank, in the memory of its node."""
+"""`elasticjob.State`: the state of a training loop that is the same on every rank, in the memory of its pod."""

@@ -52,9 +52,9 @@ class RankRandomStates:
         return version, tuple(random_states.digests(self._own))
 
     def keep(self, version: Version, captured: Mapping[str, Any], complete: Version) -> None:
-        """Write the states of this commit to the node's memory: a new process of this rank continues with them.
+        """Write the states of this commit to the pod's memory: a new process of this rank continues with them.
 
-        `complete`: the version of the node's newest copy. It is what a new process loads if this commit is never
+        `complete`: the version of the pod's newest copy. It is what a new process loads if this commit is never
         completed.
         """
         if captured:

@@ -48,10 +48,10 @@ class State:
 
     This is `elasticjob.State`. `elasticjob.inprocess.State` is another class: a rank's place among the others.
 
-    `commit` copies the state to memory of this node that outlives the process. `sync`, at the start of every round,
-    brings all ranks to the newest state of any rank or node. When a round ends on plan, all ranks commit at its last
+    `commit` copies the state to memory of this pod that outlives the process. `sync`, at the start of every round,
+    brings all ranks to the newest state of any rank or pod. When a round ends on plan, all ranks commit at its last
     step; in a process that stays, the objects keep the state instead, and are copied when the process ends. Every rank
-    must hold the same state, as under DDP: the first worker of each node keeps the copy for all.
+    must hold the same state, as under DDP: the first worker of each pod keeps the copy for all.
 
     Objects with `state_dict` and `load_state_dict` are saved and restored by these methods, and samplers with
     `set_epoch` by their epoch. Everything else must be a plain value (number, text, list, dict, tensor). Plain values
@@ -63,7 +63,7 @@ class State:
     the last `commit`, whichever was later.
 
     Random states: each rank keeps its own (Python, NumPy, torch). A rank that has none for the state that it restores,
-    such as one on a new node, gets the states of the others where these are equal, as after equal seeds. Otherwise it
+    such as one in a new pod, gets the states of the others where these are equal, as after equal seeds. Otherwise it
     gets a seed derived from the State's (torch's initial seed), its rank, and the state's sequence number and step.
 
     Order of calls: create it, create the process group, `sync`, then `commit` or `save` at any time between two steps.
@@ -187,7 +187,7 @@ class State:
         """Copy the state as it is now: a later crash loses only the steps after this call.
 
         Call it on all ranks. TypeError: a plain value cannot be kept. Before the function in a process that was started
-        ahead of its round it does nothing: the node has newer states.
+        ahead of its round it does nothing: the pod has newer states.
 
         `non_blocking`: what the optimizers of the State change is copied while the caller goes on, and their next step
         waits until it is; a crash before then goes back to the commit before. Let nothing else change it until then:
@@ -211,7 +211,7 @@ class State:
             self._writer.write(self._packed_state(packed))
 
     def sync(self) -> None:
-        """Bring every rank to the newest state: of any process that survived, any node's memory, or the file.
+        """Bring every rank to the newest state: of any process that survived, any pod's memory, or the file.
 
         Call it once the process group exists, before the first step. If there is no state, nothing changes.
         RuntimeError on all ranks: there is no complete state, and an interruption has left a model half changed.
@@ -276,7 +276,7 @@ class State:
             self.commit()
 
     def _keep_live(self) -> None:
-        """Copy the live objects to the node's memory, if they are complete and newer than what is there.
+        """Copy the live objects to the pod's memory, if they are complete and newer than what is there.
 
         The process ends, and a step may have been interrupted in it: what that step has changed is undone first.
         """
@@ -339,7 +339,7 @@ class State:
             state = self._packed_state(self._packed())
             return LiveBlock(state.version, state.content, state.packed)
 
-        # A process that stays needs no copy in its node's memory, and one without a state yet has none to lose.
+        # A process that stays needs no copy in its pod's memory, and one without a state yet has none to lose.
         in_place = progress_channel.process_survives_round() and self._survives_rounds and not self._live.captured
 
         def receive_live(header: BlockHeader, receive: Receive) -> Loaded:

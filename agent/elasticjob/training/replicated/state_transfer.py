@@ -39,7 +39,7 @@ def transfer_state(
 
     `is_live`: the live objects of this rank have the state, and it loads nothing. `live_block` returns them as a block,
     `copy_live` copies them to memory and returns its descriptor.
-    `receive_live` receives a block where it is loaded; None: into the memory of the node. `path`: the State's file.
+    `receive_live` receives a block where it is loaded; None: into the memory of the pod. `path`: the State's file.
     """
     if transfer.sender is not None:
         exchange.pair_up(transfer.sender, transfer.pairs)
@@ -73,7 +73,7 @@ def _receive(
     *,
     is_live: bool,
 ) -> Loaded | None:
-    """Receive the block. A rank that does not load it, or whose node has a copy, only takes part in the broadcast."""
+    """Receive the block. A rank that does not load it, or whose pod has a copy, only takes part in the broadcast."""
     before = received_bytes()  # the other rank sends the block right after its header, which may come with it
     header, (descriptor, newest) = exchange.receive_header(), copies.newest()
     has_copy = newest.version == transfer.version

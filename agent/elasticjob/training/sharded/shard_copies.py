@@ -1,4 +1,4 @@
-"""Copies of shards on other nodes, made by a thread while the next step runs.
+"""Copies of shards in other pods, made by a thread while the next step runs.
 
 After each commit every rank sends its shard to its holder, receives the one that it holds, and agrees with all ranks
 that both are done. Only then may the next commit replace the older shard: until all copies exist, the commit before

@@ -91,9 +91,9 @@ def replica_for(rank: int, shards: int) -> int:
 
 
 def copy_holders(nodes: Sequence[int]) -> list[int]:
-    """Return for each rank the rank that holds the copy of its shard: on the next node, with the same local rank.
+    """Return for each rank the rank that holds the copy of its shard: in the next pod, with the same local rank.
 
-    `nodes`: the node of each rank. With one node there is no other, and the list is empty. ValueError: the nodes have
+    `nodes`: the pod of each rank. With one pod there is no other, and the list is empty. ValueError: the pods have
     different numbers of ranks.
     """
     ranks: dict[int, list[int]] = {}

@@ -1,4 +1,4 @@
-"""`elasticjob.ShardedState`: the state of an FSDP2 or HSDP training loop, each shard in the memory of two nodes."""
+"""`elasticjob.ShardedState`: the state of an FSDP2 or HSDP training loop, each shard in the memory of two pods."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ _TEXT_UNIT = 64 << 10
 class ShardedState:
     """Model, optimizer and other training state of ranks that each hold a shard of it, with the number of steps done.
 
-    `commit` copies this rank's shard to memory of its node that outlives the process, and while training continues, to
-    a rank of the next node. `sync`, at the start of every round, brings all ranks to the newest state of which every
-    shard is in some node's memory, in the layout of the present world. When a round ends on plan, all ranks commit at
+    `commit` copies this rank's shard to memory of its pod that outlives the process, and while training continues, to
+    a rank of the next pod. `sync`, at the start of every round, brings all ranks to the newest state of which every
+    shard is in some pod's memory, in the layout of the present world. When a round ends on plan, all ranks commit at
     its last step.
 
     Models and optimizers keep their shards (DTensor). Other objects with `state_dict` and `load_state_dict`, samplers
@@ -137,7 +137,7 @@ class ShardedState:
         progress_channel.heartbeat()
 
     def sync(self) -> bool:
-        """Bring every rank to the newest complete state in the memory of the nodes; return whether there was one.
+        """Bring every rank to the newest complete state in the memory of the pods; return whether there was one.
 
         Call it on all ranks once the process group exists, before the first step. Without a state nothing changes, and
         a warning says which shards are lost, if any are. KeyError or ValueError: the state is of another model.
@@ -157,14 +157,14 @@ class ShardedState:
             log.warning("training does not continue from memory: %s", lost)
         self._sequence.adopt(shard_sources.newest_sequence(buffers))
         self._copier = _begin_copies(ShardCopier(group, holders, self._peers, version))
-        self.commit()  # in the layout of this world, so that the loss of another node is covered again
+        self.commit()  # in the layout of this world, so that the loss of another pod is covered again
         progress_channel.report_begin(self.step)
         return version != NO_VERSION
 
     def commit(self) -> None:
-        """Copy this rank's shard as it is now, and begin to copy it to the next node.
+        """Copy this rank's shard as it is now, and begin to copy it to the next pod.
 
-        Call it on all ranks, after `sync`. It waits until the copies of the last commit exist everywhere: a lost node
+        Call it on all ranks, after `sync`. It waits until the copies of the last commit exist everywhere: a lost pod
         then costs at most the step that was committed last. TypeError: a plain value cannot be kept.
         """
         if self._copier is None:

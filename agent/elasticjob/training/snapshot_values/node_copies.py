@@ -1,4 +1,4 @@
-"""The copies of a State in memory: two for all workers of a node, which the first of them writes."""
+"""The copies of a State in memory: two for all workers of a pod, which the first of them writes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class NodeCopies:
     """The two copies. Workers other than the first have memory of their own for a block that they receive or send."""
 
     def __init__(self, shared: Sequence[int], *, is_writer: bool) -> None:
-        """`shared`: descriptors of the node's memory; empty without an agent, and the copies end with this process."""
+        """`shared`: descriptors of the pod's memory; empty without an agent, and the copies end with this process."""
         self.is_writer = is_writer
         self._shared = tuple(shared[:COPIES]) or _own_memory()
         self._written = self._shared if is_writer else _own_memory()
@@ -33,7 +33,7 @@ class NodeCopies:
         weakref.finalize(self, _end_all, self._registered)  # at the end of the process too
 
     def newest(self) -> tuple[int, BlockHeader]:
-        """Return descriptor and header of the node's newest copy; the header is ABSENT if there is none."""
+        """Return descriptor and header of the pod's newest copy; the header is ABSENT if there is none."""
         index, header = state_block.newest_block(self._shared)
         return self._shared[index], header
 
@@ -82,7 +82,7 @@ class NodeCopies:
         return finish()
 
     def release(self) -> None:
-        """Free this worker's own memory; the node's copies stay."""
+        """Free this worker's own memory; the pod's copies stay."""
         if not self.is_writer:
             self._mapped = {}
             for descriptor in self._written:

@@ -75,7 +75,7 @@ class RoundMonitors:
         self._hangs.start(guard.step_timeout if guard else start.progress_timeout, repeat=not start.hang_ends_round)
 
     def worker_connected(self) -> None:
-        """Measure steps from now on. The node of rank 0 also sends what the script reports of its training."""
+        """Measure steps from now on. The pod of rank 0 also sends what the script reports of its training."""
         self._step_times.start(self._processes)
         start = self._state().assignment
         if start is not None and start.rank == 0:

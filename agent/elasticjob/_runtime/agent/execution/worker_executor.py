@@ -108,7 +108,7 @@ class WorkerExecutor:
                 assert_never(never)
 
     def reap(self) -> None:
-        """Report the workers that have ended, and that the node's training state has ended with them."""
+        """Report the workers that have ended, and that the pod's training state has ended with them."""
         for ended in self.workers.reap():
             self.monitors.send_training_now()
             self.dispatch(events.WorkerEnded(ended.round, ended.local_rank, ended.failure, ended.as_planned))

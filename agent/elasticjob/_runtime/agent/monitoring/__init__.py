@@ -1,1 +1,1 @@
-"""Monitors: progress, hangs and exits of workers, and health and reachability of this node."""
+"""Monitors: progress, hangs and exits of workers, and health and reachability of this pod."""

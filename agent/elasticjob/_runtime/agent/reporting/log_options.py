@@ -14,7 +14,7 @@ PREFIX = "[${role_name}${rank}]:"
 
 @dataclass(frozen=True)
 class LogOptions:
-    """The log options of a node. Unlike torchrun's console lines, these always have a prefix.
+    """The log options of a pod. Unlike torchrun's console lines, these always have a prefix.
 
     In `redirects` and `tee` the key is a local rank; None is for ranks without a key.
     """
@@ -82,7 +82,7 @@ def read_ranks(text: str) -> frozenset[int] | None:
 
 
 def with_launcher_options(base: LogOptions, given: Mapping[str, str]) -> LogOptions:
-    """Return the options of a launcher's ranks: those that it was `given`, by long names, and else those of the node.
+    """Return the options of a launcher's ranks: those that it was `given`, by long names, and else those of the pod.
 
     ValueError names what is wrong.
     """

@@ -1,4 +1,4 @@
-"""Save the node's copy of `elasticjob.State` to the file that the script named, at the end and every few minutes.
+"""Save the pod's copy of `elasticjob.State` to the file that the script named, at the end and every few minutes.
 
 The copy ends with the agent. Storage may be slow or hang, so a thread of its own writes the file: the agent waits for
 it for a limited time, and its process can end without it.
@@ -29,15 +29,15 @@ _LOWEST_PRIORITY = 19
 
 
 class StateSaver:
-    """Saves the newest copy in the memory of this node."""
+    """Saves the newest copy in the memory of this pod."""
 
     def __init__(self, memory: Sequence[int], saves_while_training: Callable[[], bool]) -> None:
-        """`memory`: the descriptors that workers get. `saves_while_training`: true on one node of the job."""
+        """`memory`: the descriptors that workers get. `saves_while_training`: true in one pod of the job."""
         self._memory = tuple(memory)
         self._saves_while_training = saves_while_training
 
     async def save_at_exit(self, code: ExitCode) -> None:
-        """Save this node's copy, which ends with the agent, unless the script has succeeded.
+        """Save this pod's copy, which ends with the agent, unless the script has succeeded.
 
         A script that succeeds has saved what it wants. Its last copy is of an earlier step: the next job with the same
         file would repeat the end of the training.

@@ -84,7 +84,7 @@ class StatusRequests:
     def __init__(
         self, scratch: Path, rank_0_round: Callable[[], RoundId | None], on_report: Callable[[], None] = lambda: None
     ) -> None:
-        """`rank_0_round` returns the present round if rank 0 is on this node, else None: only rank 0 reports.
+        """`rank_0_round` returns the present round if rank 0 is in this pod, else None: only rank 0 reports.
 
         `on_report` is called with each report that is taken.
         """

@@ -101,7 +101,7 @@ def _torchrun_program(parsed: TorchrunCommand, python: str, flags: tuple[str, ..
 def parse_shell_command(argv: Sequence[str], torchrun_python: str, env: Mapping[str, str]) -> UserCommand:
     """Return the command of a process inside a worker whose environment is `env`.
 
-    If torchrun's options are wrong or not supported, or ask for another number of workers than the node runs, the
+    If torchrun's options are wrong or not supported, or ask for another number of workers than the pod runs, the
     command prints the reason and fails.
     """
     try:
@@ -125,7 +125,7 @@ def shell_role(argv: Sequence[str], env: Mapping[str, str]) -> str:
 def parse_shell_launch(argv: Sequence[str], torchrun_python: str, env: Mapping[str, str]) -> UserCommand | None:
     """Return what a torchrun in a pod's command runs as its ranks, with its macros; None if this is no torchrun.
 
-    CommandError: its options are wrong or not supported, or ask for another number of workers than the node runs.
+    CommandError: its options are wrong or not supported, or ask for another number of workers than the pod runs.
     """
     call = torchrun_call(argv)
     if call is None or not call[2]:
@@ -175,7 +175,7 @@ def _check_workers(asked: str, running: str) -> None:
 def parse_own_agent_command(
     argv: Sequence[str], torchrun_python: str = "python3", env: Mapping[str, str] | None = None
 ) -> UserCommand:
-    """Return the command to run once on a node whose command is an elastic agent itself, such as torchrun.
+    """Return the command to run once in a pod whose command is an elastic agent itself, such as torchrun.
 
     It reads its variables in `env` itself.
     """

@@ -76,7 +76,7 @@ class WorkerStart:
 
 
 class Launcher:
-    """Starts the workers of this node. Call `prepare` once, then `start` for each round."""
+    """Starts the workers of this pod. Call `prepare` once, then `start` for each round."""
 
     def __init__(
         self,

@@ -117,7 +117,7 @@ def torchrun_env(
 def node_env(
     base: Mapping[str, str], local_world_size: int, code_root: str, backend: Backend = Backend.ELASTICJOB
 ) -> dict[str, str]:
-    """Return the environment that all workers of this node share; as with torchrun, several get one thread each.
+    """Return the environment that all workers of this pod share; as with torchrun, several get one thread each.
 
     Options of the resolver (RES_OPTIONS) are left out where `base` sets them.
     `code_root` is the folder of this package. It comes last on PYTHONPATH, so that scripts can `import elasticjob` in

@@ -5,19 +5,19 @@
      ▲                       │                      │                       │
      │                       └──────────┬───────────┴───────────────────────┘
      │  all_stopped                     │ begin_stop: a failure here or elsewhere, a planned end, a newer round,
-     └───────────────── Stopping ◄──────┘             a hang, the node leaves, the job is over
+     └───────────────── Stopping ◄──────┘             a hang, the agent leaves, the job is over
                             │
                             └── all_stopped after `Finish` ──► Finished (from Idle and Succeeded at once)
 
 In `Idle` no worker of a round runs. Processes whose function can be called again may wait there for the next round. A
-node that waits for a round of such a job prestarts the ones that are missing (`wait_for_round`), and reports itself
+agent that waits for a round of such a job prestarts the ones that are missing (`wait_for_round`), and reports itself
 ready once they wait too.
 
 Three things run beside this. A planned end (`planned_end`) goes from nothing to `StepReported` to `LastStep` while the
 workers run. A departure (`leaving`) is a `Leave` in the state: it never goes back. Where the command has launchers that
 follow each other, `Running` lasts over all of them (`stages`): `ended_stage` says which of them wait to end.
 
-The link may be lost at any time. A node sends `greeting(state)` first on every new link, so no message is lost with it.
+The link may be lost at any time. On every new link an agent sends `greeting(state)` first: no message is lost.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ class Send:
 
 @dataclass(frozen=True)
 class AdmitWorkers:
-    """Let the store that this node hosts for the round serve the workers of all its nodes."""
+    """Let the store that this agent hosts for the round serve the workers of all its agents."""
 
     start: StartRound
 
@@ -73,16 +73,16 @@ class StopWorkers:
 
     grace: float
     for_good: bool = False
-    """No round follows on this node, so no process stays."""
+    """No round follows in this pod, so no process stays."""
     job_goes_on: bool = False
-    """The job goes on without this node. Processes that wait for a next round end without running the rest of the
+    """The job goes on without this agent. Processes that wait for a next round end without running the rest of the
     script, which must not write any more."""
     dump_stacks: bool = False
     """Dump the workers' stacks before the first signal; ends in `StackReport`."""
     at_once: bool = False
     """Send only SIGKILL: no process stays, and none copies its state."""
     discard_state: bool = False
-    """The training state in the memory of this node is not used any more."""
+    """The training state in the memory of this pod is not used any more."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class DumpStacks:
 
 @dataclass(frozen=True)
 class CheckHealth:
-    """Run the health checks of this node in the background; ends in `NodeUnhealthy` if one fails."""
+    """Run the health checks of this Node in the background; ends in `NodeUnhealthy` if one fails."""
 
 
 @dataclass(frozen=True)

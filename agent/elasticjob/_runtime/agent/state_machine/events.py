@@ -51,7 +51,7 @@ class WorkersLaunched:
 
 @dataclass(frozen=True)
 class WorkerEnded:
-    """A worker of the round ended, or could not be started (then none of the round's workers runs on this node).
+    """A worker of the round ended, or could not be started (then none of the round's workers runs in this pod).
 
     Without a failure the worker exited 0, or the agent stopped it. If its function can be called again, the process may
     still be there.
@@ -116,7 +116,7 @@ class AllWorkersStopped:
 
 @dataclass(frozen=True)
 class StateLost:
-    """This node has no training state any more, because the process that had it has ended."""
+    """This agent has no training state any more, because the process that had it has ended."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class ProgressTimedOut:
 
 @dataclass(frozen=True)
 class StackReport:
-    """The stacks of this node's workers were dumped; `failure` describes the worker that is farthest behind."""
+    """The stacks of this pod's workers were dumped; `failure` describes the worker that is farthest behind."""
 
     round: RoundId
     failure: Failure
@@ -153,7 +153,7 @@ class AllResultsEnded:
 
 @dataclass(frozen=True)
 class NodeUnhealthy:
-    """A health check failed: this node must not train."""
+    """A health check failed: this agent must not train."""
 
     failure: Failure
 
@@ -167,7 +167,7 @@ class SignalReceived:
 
 @dataclass(frozen=True)
 class CutOff:
-    """This node has no permission to write: neither the coordinator nor a majority of the round's nodes answers."""
+    """This agent has no permission to write: neither the coordinator nor a majority of the round's agents answers."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ class LeaveTimedOut:
 
 @dataclass(frozen=True)
 class StoreUnreachable:
-    """No coordinator was reachable within the join timeout, and this node has had no round yet."""
+    """No coordinator was reachable within the join timeout, and this agent has had no round yet."""
 
     reason: str
 

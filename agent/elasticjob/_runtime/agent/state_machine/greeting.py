@@ -1,4 +1,4 @@
-"""What a node sends to the coordinator about itself."""
+"""What an agent sends to the coordinator about itself."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from elasticjob._runtime.contract.names import RoundId
 
 
 def greeting(state: AgentState) -> tuple[AgentToCoordinator, ...]:
-    """Return the first messages of a node on a new link: its announcement, then all that an old link may have lost."""
+    """Return an agent's first messages on a new link: its announcement, then all that an old link may have lost."""
     round_, is_idle = state.last_round, isinstance(state.activity, Idle)
     membership = None
     if round_ is not None:
@@ -44,6 +44,6 @@ def greeting(state: AgentState) -> tuple[AgentToCoordinator, ...]:
 
 
 def workers_stopped(state: AgentState, round_id: RoundId) -> WorkersStopped:
-    """Return the message that no worker of the round is left on this node, and what the node has for the next one."""
+    """Return the message that no worker of the round is left in this pod, and what the agent has for the next one."""
     port, new = state.announcement.store_port, state.new_processes
     return WorkersStopped(round_id, port, has_state=state.has_state, new_processes=new)

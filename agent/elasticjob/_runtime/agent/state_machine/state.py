@@ -1,7 +1,7 @@
 """The agent's state. `decide` returns the next state for each event.
 
 An `AgentState` has four parts that change on their own: the activity (what the workers do), the last round with its
-planned end, the node's departure, and what is ready for the next round. Each part has a type of its own, so that
+planned end, the agent's departure, and what is ready for the next round. Each part has a type of its own, so that
 combinations without a meaning cannot be built: only a stop has a grace period or a message that waits for its end,
 only a planned end has a last step, and every new round begins with a new `AgentRound`.
 """
@@ -57,7 +57,7 @@ class Running:
 
 @dataclass(frozen=True)
 class Succeeded:
-    """All workers of the round have exited 0; other nodes may still run theirs."""
+    """All workers of the round have exited 0; other agents may still run theirs."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Stopping:
     graceful: bool = False
     """Whether the stop belongs to a planned end, which may take long."""
     results_ended: bool = False
-    """Whether no worker counts a step any more, and they wait until no worker of another node counts one either."""
+    """Whether no worker counts a step any more, and they wait until no worker of another agent counts one either."""
     then: StartRound | Finish | None = None
     """The message to act on once no worker is left."""
 
@@ -94,7 +94,7 @@ _PHASES: dict[type[Activity], AgentPhase] = {
 
 @dataclass(frozen=True)
 class StepReported:
-    """This node has sent its `StepReport`. The coordinator has not named the last step yet."""
+    """This agent has sent its `StepReport`. The coordinator has not named the last step yet."""
 
 
 @dataclass(frozen=True)
@@ -108,18 +108,18 @@ class LastStep:
 
 @dataclass(frozen=True)
 class AgentRound:
-    """The last round that this node was a member of, whether it runs or has ended."""
+    """The last round that this agent was a member of, whether it runs or has ended."""
 
     start: StartRound
-    """The assignment of this node."""
+    """The assignment of this agent."""
     running_ranks: frozenset[int]
     """Local ranks of the running workers."""
     member: MemberState = MemberState.STARTING
-    """The state of this node's workers, as `greeting` announces it."""
+    """The state of this pod's workers, as `greeting` announces it."""
     launched: bool = False
     """Whether `LaunchWorkers` was decided; it waits until the launcher is ready."""
     planned_end: StepReported | LastStep | None = None
-    """How far the planned end of the round has come on this node; None: none has begun."""
+    """How far the planned end of the round has come in this pod; None: none has begun."""
     stopped_as_planned: bool = False
     """Whether a worker has stopped at the last step."""
     ended_stage: int = 0
@@ -127,9 +127,9 @@ class AgentRound:
     frozen: bool = False
     """Whether the workers are stopped with SIGSTOP, until the coordinator reports what became of the round."""
     failure: Failure | None = None
-    """The first failure of a worker on this node."""
+    """The first failure of a worker in this pod."""
     stall: Failure | None = None
-    """The last hang on this node that did not end the round."""
+    """The last hang in this pod that did not end the round."""
 
     @property
     def id(self) -> RoundId:
@@ -142,12 +142,12 @@ class AgentRound:
         return self.planned_end if isinstance(self.planned_end, LastStep) else None
 
 
-# ---- the node leaves -------------------------------------------------------------------------------------------------
+# ---- the agent leaves ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Leave:
-    """This node leaves the job: because of a signal, or because a health check has failed."""
+    """This agent leaves the job: because of a signal, or because a health check has failed."""
 
     signal: str = ""
     """Name of the signal that the agent has received. The next signal kills the workers. Empty: none yet."""
@@ -178,7 +178,7 @@ class AgentState:
     stop_grace: float
     """Seconds from SIGTERM to SIGKILL after a failure; workers never have less."""
     graceful_shutdown: float = 0.0
-    """Seconds from SIGTERM to SIGKILL if this node leaves and the coordinator does not answer."""
+    """Seconds from SIGTERM to SIGKILL if this agent leaves and the coordinator does not answer."""
     processes: int | None = None
     """How many processes this agent starts in a round; None: its local world size."""
 
@@ -186,10 +186,10 @@ class AgentState:
     last_round: AgentRound | None = None
     """None before the first round."""
     leave: Leave | None = None
-    """None while this node stays."""
+    """None while this agent stays."""
     end_announced: bool = False
-    """Whether the coordinator has sent `PlanEnd`, `EndRound` or `Finish` since the last round began. A node that leaves
-    then leaves the time to the coordinator. Once a node leaves, the next round does not reset it."""
+    """Whether the coordinator has sent `PlanEnd`, `EndRound` or `Finish` since the last round began. An agent that
+    leaves then leaves the time to the coordinator. Once an agent leaves, the next round does not reset it."""
 
     launcher_ready: bool = False
     """Whether the imports, if there are any, and the health check are done, so that workers can start."""
@@ -198,7 +198,7 @@ class AgentState:
     prestarting: bool = False
     """Whether prestarted workers still run their script up to its function."""
     has_state: bool = True
-    """Whether this node may have a training state, as `WorkersStopped` reports."""
+    """Whether this agent may have a training state, as `WorkersStopped` reports."""
     new_processes: NewProcesses = NO_NEW_PROCESSES
     """What has to be started for the next round, as `WorkersStopped` reports; the count is 0 once that has begun."""
 
@@ -213,7 +213,7 @@ class AgentState:
 
     @property
     def ready(self) -> bool:
-        """Whether the node can start workers at once."""
+        """Whether the agent can start workers at once."""
         return self.launcher_ready and not self.prestarting
 
     @property
@@ -234,17 +234,17 @@ class AgentState:
 
     @property
     def assignment(self) -> StartRound | None:
-        """This node's assignment in the last round; None before the first one."""
+        """This agent's assignment in the last round; None before the first one."""
         return self.last_round.start if self.last_round else None
 
     @property
     def member(self) -> MemberState:
-        """The state of this node's workers in the last round."""
+        """The state of this pod's workers in the last round."""
         return self.last_round.member if self.last_round else MemberState.STOPPED
 
     @property
     def failure(self) -> Failure | None:
-        """The first failure of the last round on this node."""
+        """The first failure of the last round in this pod."""
         return self.last_round.failure if self.last_round else None
 
     @property
@@ -274,5 +274,5 @@ class AgentState:
 
     @property
     def leaving(self) -> str:
-        """Why this node leaves; empty while it stays."""
+        """Why this agent leaves; empty while it stays."""
         return self.leave.reason if self.leave else ""

@@ -199,7 +199,7 @@ class RoundStarter:
     async def _take_code(self, digest: str) -> bool:
         """Unpack the code that the round names; return False if the round ends before it is there.
 
-        Processes that wait have run a part of the script: they end, and the node's memory keeps their state.
+        Processes that wait have run a part of the script: they end, and the pod's memory keeps their state.
         """
         if not self._code.differs(digest):
             return True
@@ -211,7 +211,7 @@ class RoundStarter:
         return taken
 
     async def _end_broken(self) -> None:
-        """Kill parked processes that fail again and again, once the node's memory has the state that they hold."""
+        """Kill parked processes that fail again and again, once the pod's memory has the state that they hold."""
         broken = {pid: w for pid, w in self._table.workers(KEPT).items() if w.failed_calls >= FAILED_CALLS}
         for worker in broken.values():
             text = "rank %d failed %d times in a row before its first step: a new process takes its place"
@@ -219,7 +219,7 @@ class RoundStarter:
         await self._end_with_state(broken)
 
     async def _end_with_state(self, waiting: Collection[int]) -> None:
-        """Kill parked processes, once the node's memory has the state that they hold."""
+        """Kill parked processes, once the pod's memory has the state that they hold."""
         for pid in waiting:
             if not is_stopped(pid):
                 self._restartable.end(pid, at_once=True)

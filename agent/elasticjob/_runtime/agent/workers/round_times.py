@@ -15,7 +15,7 @@ from elasticjob._runtime.contract.messages import Failure, FailureClass
 
 
 class RoundTimes:
-    """Times of this node's workers; monotonic seconds."""
+    """Times of this pod's workers; monotonic seconds."""
 
     def __init__(self, progress: WorkerProgress) -> None:
         self._progress = progress

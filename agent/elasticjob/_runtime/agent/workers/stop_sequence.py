@@ -56,18 +56,18 @@ log = logging.getLogger(__name__)
 
 CLEANUP_TIMEOUT = 10.0
 """Seconds after the workers' end in which helpers may remove what the workers left in shared memory. They end by
-themselves once the workers have; one that has just been started on a busy node takes seconds to get there."""
+themselves once the workers have; one that has just been started on a busy Node takes seconds to get there."""
 LOAD_TIMEOUT = 1.0
 """Seconds after which a process is killed although its program is not loaded. It may be a helper that removes what is
-in shared memory; those run the workers' own Python, which is in memory, and take 30 ms on a busy node."""
+in shared memory; those run the workers' own Python, which is in memory, and take 30 ms on a busy Node."""
 END_GROUPS_TIMEOUT = 10.0
 """Seconds from the end of the grace in which a worker that has left its function may end its process groups. The abort
 of many nccl groups and the end of large objects take seconds. A function that goes on does not get this time."""
 HOLD_TIMEOUT = 600.0
-"""Seconds from the end of the grace in which a worker that counts no step any more waits until no other node counts
-one. The store answers as soon as it can. While there is none, no node trains, and the worker has the newest state."""
+"""Seconds from the end of the grace in which a worker that counts no step any more waits until no other pod counts
+one. The store answers as soon as it can. While there is none, no pod trains, and the worker has the newest state."""
 KEEP_TIMEOUT = 120.0
-"""Seconds in which a process that ends for good may copy its state to the memory of the node: 100 GB at 1 GB/s. The
+"""Seconds in which a process that ends for good may copy its state to the memory of the pod: 100 GB at 1 GB/s. The
 grace begins once it has."""
 SHORTEST_INTERRUPTION = 1.0
 """Minimum seconds for a restartable function to return, even if stopGraceSeconds is shorter (0 is common): killing it
@@ -116,7 +116,7 @@ class StopSequence:
         self._may_break = False
         """Whether `break_collectives` was called in this stop."""
         self._discards_state = False
-        """Whether what is in the memory of the node is not used after this stop."""
+        """Whether what is in the memory of the pod is not used after this stop."""
         self._killed_at = 0.0
         """When the last stop began to send SIGKILL; loop time."""
         self._loading_programs: set[int] = set()
@@ -158,15 +158,15 @@ class StopSequence:
             self._spares.end()
         else:
             self._begin(first if grace > 0 else None, park=park, job_goes_on=job_goes_on)
-        if report_hang is not None:  # nothing that was sent reaches stopped processes, and the other nodes wait
+        if report_hang is not None:  # nothing that was sent reaches stopped processes, and the other pods wait
             kill(filter(is_stopped, self._table.pids(IN_ROUND)))
         if self._has_interrupted:  # after a hang the grace is shorter: it is for processes that are lost anyway
             grace = max(grace, self._config.stop_grace, SHORTEST_INTERRUPTION)
         await self._until_skipped_or(self._have_kept_state, KEEP_TIMEOUT)
-        await self._until_skipped_or(lambda: self._have_ended(park=park and not at_once), grace)
+        await self._until_skipped_or(lambda: self._park_returned(park=park and not at_once), grace)
         self._kill_those_that_count()
-        await self._until_skipped_or(lambda: not self._wait_to_break(), HOLD_TIMEOUT)
-        await self._until_skipped_or(lambda: not self._are_leaving(), END_GROUPS_TIMEOUT)
+        await self._until_skipped_or(self._none_waits_to_break, HOLD_TIMEOUT)
+        await self._until_skipped_or(self._park_left, END_GROUPS_TIMEOUT)
         self._table.apply_to_all(self._table.pids({INTERRUPTED}), ProcessEvent.GRACE_OVER)
         all_ended = await self._kill_all()
         if self._discards_state:
@@ -190,7 +190,7 @@ class StopSequence:
         self._grace_limit = loop.call_at(at, self._skip_grace)
 
     def discard_state(self) -> None:
-        """During a stop: let nothing be used of what is in the memory of the node, once its workers have ended."""
+        """During a stop: let nothing be used of what is in the memory of the pod, once its workers have ended."""
         self._discards_state = True
 
     def freeze(self, on: bool) -> None:
@@ -255,8 +255,8 @@ class StopSequence:
         """Return whether no process copies its state any more, which it does if no round follows for it."""
         return not any(map(self._restartable.keeping, self._table.pids(IN_ROUND)))
 
-    def _have_ended(self, *, park: bool) -> bool:
-        """Return whether no worker runs. Workers whose function has ended are parked if `park`."""
+    def _park_returned(self, *, park: bool) -> bool:
+        """If `park`, park the workers whose function has ended. Return whether no worker runs."""
         if park:
             for pid, worker in self._table.workers({RETURNED}).items():
                 self._table.apply(pid, ProcessEvent.PARK)
@@ -272,16 +272,16 @@ class StopSequence:
                 if not self._restartable.results_ended(pid) and not self._restartable.interrupted(pid):
                     kill_with_children(pid)
 
-    def _wait_to_break(self) -> bool:
-        """Return whether a worker waits for `break_collectives`."""
-        return not self._may_break and any(map(self._restartable.results_ended, self._table.pids({INTERRUPTED})))
+    def _none_waits_to_break(self) -> bool:
+        """Return whether no worker waits for `break_collectives`."""
+        return self._may_break or not any(map(self._restartable.results_ended, self._table.pids({INTERRUPTED})))
 
-    def _are_leaving(self) -> bool:
-        """Return whether a worker has left its function and still ends its process groups; park those that are done."""
+    def _park_left(self) -> bool:
+        """Park the interrupted workers that are done. Return whether none still ends its process groups."""
         if self._has_interrupted:
-            self._have_ended(park=True)
+            self._park_returned(park=True)
         has_left, has_ended_results = self._restartable.interrupted, self._restartable.results_ended
-        return any(has_left(pid) or has_ended_results(pid) for pid in self._table.pids({INTERRUPTED}))
+        return not any(has_left(pid) or has_ended_results(pid) for pid in self._table.pids({INTERRUPTED}))
 
     def _skip_grace(self) -> None:
         self._grace_skipped = True
@@ -352,9 +352,9 @@ class StopSequence:
         await self._changes.until(lambda: not self._table.pids({EXITING}), seconds)
 
     def _abandon(self, processes: set[int]) -> Failure:
-        """Stop waiting for processes that survive SIGKILL; the GPU and memory they hold are lost to this node.
+        """Stop waiting for processes that survive SIGKILL; the GPU and memory they hold are lost to this pod.
 
-        The node is only suspected: its kernel may free them later.
+        The Node is only suspected: its kernel may free them later.
         """
         stuck = sorted(processes)
         self.helper_pids.update(stuck)

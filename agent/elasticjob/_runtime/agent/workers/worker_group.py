@@ -1,4 +1,4 @@
-"""The workers of one node: start, watch and stop them, forward their output, find out why they ended."""
+"""The workers of one pod: start, watch and stop them, forward their output, find out why they ended."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class WorkerGroup:
         self._window.give_up()
 
     async def start(self, start: StartRound) -> Failure | None:
-        """Start the round's workers; return a START_ERROR failure if the node cannot start them.
+        """Start the round's workers; return a START_ERROR failure if the pod cannot start them.
 
         A parked process becomes the worker of its local rank. The others are started.
         """
@@ -141,7 +141,7 @@ class WorkerGroup:
         """Start workers before a round; return once each waits at its function, has ended before it, or is stopped.
 
         Those that wait are called in the next round. If the others had a reason to end, they show it again there.
-        Processes that wait already stay. Return a failure of this node if what its last processes hold does not end.
+        Processes that wait already stay. Return a failure of this pod if what its last processes hold does not end.
         """
         return await self._starter.prestart(provisional)
 
@@ -162,7 +162,7 @@ class WorkerGroup:
         with the failure of the worker farthest behind. `park`: workers whose function can be called again leave
         it instead, and their processes stay (`has_parked`). `job_goes_on`: processes that wait between rounds
         exit at once, without the rest of the script. `at_once`: only SIGKILL. `at_most`: seconds after which
-        SIGKILL follows, also to a process that copies its state. Return a failure of this node if processes
+        SIGKILL follows, also to a process that copies its state. Return a failure of this pod if processes
         survive SIGKILL, else None.
         """
         self.command.begin_stop(round_follows=park and not at_once)
@@ -193,7 +193,7 @@ class WorkerGroup:
         self._stop_sequence.break_collectives()
 
     def discard_state(self) -> None:
-        """During a stop: let nothing be used of what is in the memory of the node, once its workers have ended."""
+        """During a stop: let nothing be used of what is in the memory of the pod, once its workers have ended."""
         self._stop_sequence.discard_state()
 
     async def until_all_ended(self, seconds: float) -> None:
@@ -276,7 +276,7 @@ class WorkerGroup:
             return  # the code may be unknown, and matters
         self.table.apply(pid, ProcessEvent.EXITS, now=now)
         self._ends += self._ended_worker(process, code)
-        # All nodes wait for this report, and new workers here for the reason, which takes time to find.
+        # All pods wait for this report, and new workers here for the reason, which takes time to find.
         self._announce_ends()
         if self.table.state(pid) is EXITING and (reason := why_new_workers_must_wait(pid)) and not has_ended(pid):
             self.table.set_reason_to_wait(pid, reason)
@@ -387,7 +387,7 @@ class WorkerGroup:
 
     @property
     def has_state(self) -> bool:
-        """Whether this node may have a training state: in memory, or in a process that has trained and stays."""
+        """Whether this pod may have a training state: in memory, or in a process that has trained and stays."""
         return self.progress.has_copy or any(worker.trained for worker in self.table.workers(KEPT).values())
 
     @property

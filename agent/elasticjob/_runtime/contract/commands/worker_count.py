@@ -1,4 +1,4 @@
-"""The number of workers per node, from `spec.nprocPerNode`, torchrun's command and the trainer's resources. Pure."""
+"""The number of workers per pod, from `spec.nprocPerNode`, torchrun's command and the trainer's resources. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from elasticjob._runtime.contract.commands.torchrun_command import (
 from elasticjob._runtime.contract.names import Backend
 
 MAX_WORKERS = 64
-"""Most workers of a node."""
+"""Most workers of a pod."""
 _DECIMAL = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
 _SUFFIXES = _DECIMAL | {f"{letter}i": 1024.0 ** (i + 1) for i, letter in enumerate("KMGTPE")}
 _WORDS = ("auto", "gpu", "cpu")
@@ -26,7 +26,7 @@ _WORDS = ("auto", "gpu", "cpu")
 
 @dataclass(frozen=True)
 class WorkerCount:
-    """The number of workers per node."""
+    """The number of workers per pod."""
 
     number: int
     is_default: bool = False
@@ -58,7 +58,7 @@ def _is_gpu(resource: str) -> bool:
 def count_workers(
     field: int | str | None, command: Sequence[str], env: Mapping[str, str], devices: Devices, backend: Backend
 ) -> WorkerCount:
-    """Return the number of workers per node; CommandError if it is contradictory, or if torchrun's options are wrong.
+    """Return the number of workers per pod; CommandError if it is contradictory, or if torchrun's options are wrong.
 
     `field`: nprocPerNode, a number, `auto`, `gpu` or `cpu`; None as `auto`. `command`, `env`: the trainer's, as far
     as the manifest has them.

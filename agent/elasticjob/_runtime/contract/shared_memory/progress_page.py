@@ -2,7 +2,7 @@
 
 How they meet: the worker connects to the Unix socket that `Env.AGENT_SOCKET` names and sends its local rank and round
 as JSON. The agent answers one byte and file descriptors: the worker's page, then the memory in which `elasticjob.State`
-keeps the node's training state. After that the worker sends nothing more. It writes words of its page, which costs no
+keeps the pod's training state. After that the worker sends nothing more. It writes words of its page, which costs no
 system call and wakes no process. The agent sends one byte on the socket whenever it has changed LIMIT, so that a
 worker can block until then.
 

@@ -3,7 +3,7 @@
 The rule: the number grows by one with every completed step and with every commit, on every rank. All ranks run the same
 script, so the same state has the same number everywhere, and a rollback to an older step has a higher number than the
 step that it abandons. At the start of a round all ranks adopt the number of the newest state; the first number after
-that is the next multiple of ROUND. A node that missed that start therefore always has lower numbers than the ranks that
+that is the next multiple of ROUND. A pod that missed that start therefore always has lower numbers than the ranks that
 continued without it, however often it has committed meanwhile.
 """
 

@@ -1,4 +1,4 @@
-"""The file of a training state: written by one node at a time, atomically, and never over a newer state.
+"""The file of a training state: written by one pod at a time, atomically, and never over a newer state.
 
 Standard library only: agents save the blocks of their workers.
 
@@ -68,7 +68,7 @@ def read_file_header(path: str) -> BlockHeader:
 def save_block(descriptor: int, path: str) -> bool:
     """Write a block to a file atomically. Return False if there is no block, or the file has this state or a newer one.
 
-    If several nodes save at the same time, one writes and the others wait for it. Where the file system has no locks,
+    If several pods save at the same time, one writes and the others wait for it. Where the file system has no locks,
     or another process keeps the lock, they all write, each its own temporary file. An error leaves the file unchanged:
     OSError if it cannot be written, BlockChangedError.
     """
@@ -78,7 +78,7 @@ def save_block(descriptor: int, path: str) -> bool:
     file, temporary, mode = _open_temporary(path)
     with file:  # its end releases the lock, so the temporary file is renamed or removed before
         try:
-            # Another node may have saved meanwhile. An NFS client sees its file here: it has created a file in the
+            # Another pod may have saved meanwhile. An NFS client sees its file here: it has created a file in the
             # folder since, and the server's answer to that says whether the folder had changed.
             if not _is_newer(header, path):
                 _remove(temporary)
@@ -132,7 +132,7 @@ def _replace(temporary: str, path: str, header: BlockHeader) -> None:
 
 
 def _remove(name: str) -> None:
-    """Remove a temporary file. Another node may have removed it, or the server's answer was lost."""
+    """Remove a temporary file. Another pod may have removed it, or the server's answer was lost."""
     with suppress(FileNotFoundError):
         os.unlink(name)  # noqa: PTH108
 
@@ -144,7 +144,7 @@ def _is_newer(header: BlockHeader, path: str) -> bool:
 def _open_temporary(path: str) -> tuple[FileIO, str, int]:
     """Return an empty temporary file of this process's user, its name, and the mode that the saved file gets.
 
-    All nodes try to lock one name, so that one writes and a file that a lost node left is used again. If that name is
+    All pods try to lock one name, so that one writes and a file that a lost pod left is used again. If that name is
     not a file of ours, or its lock does not come free, this process writes a file of its own.
     """
     name = f"{path}.tmp"
@@ -165,11 +165,11 @@ def _open_own(path: str) -> tuple[FileIO, str]:
 
 
 def _lock_shared(path: str, name: str, own: os.stat_result) -> FileIO | None:
-    """Return the file that all nodes share, locked and empty; None if it is unsafe or the lock is not available.
+    """Return the file that all pods share, locked and empty; None if it is unsafe or the lock is not available.
 
     `own`: the status of a file that this process has just created there. It has the owner that the file system gives
     to our files, which may be another user than ours (NFS with root_squash).
-    The renamed or removed file keeps its lock: a node that waited for it opens the name again.
+    The renamed or removed file keeps its lock: a pod that waited for it opens the name again.
     """
     stale = 0
     while stale < _STALE_ATTEMPTS:
@@ -179,8 +179,8 @@ def _lock_shared(path: str, name: str, own: os.stat_result) -> FileIO | None:
             return None
         try:
             locked = _lock(file) if _is_ours(os.fstat(file.fileno()), own) else False
-            if locked is None and os.fstat(file.fileno()).st_size == 0:  # another node may have a lock, and write
-                with suppress(OSError):  # another node has done it
+            if locked is None and os.fstat(file.fileno()).st_size == 0:  # another pod may have a lock, and write
+                with suppress(OSError):  # another pod has done it
                     os.unlink(name)  # noqa: PTH108
             if not locked:
                 file.close()
@@ -204,7 +204,7 @@ def _lock_shared(path: str, name: str, own: os.stat_result) -> FileIO | None:
 
 
 def _look_again(path: str) -> None:
-    """Let an NFS client ask the server for the folder's names again: another node may have renamed the locked file.
+    """Let an NFS client ask the server for the folder's names again: another pod may have renamed the locked file.
 
     Without it the client may resolve the name for up to 30 s to a file that is the saved state by now.
     """
@@ -223,7 +223,7 @@ def _lock(file: FileIO) -> bool | None:
 
     OSError, ESTALE: another NFS client has replaced the file.
 
-    A node that writes holds the lock and the file grows; a process that only keeps the lock would block every save.
+    A pod that writes holds the lock and the file grows; a process that only keeps the lock would block every save.
     """
     size, deadline = -1, 0.0
     while True:

@@ -20,9 +20,9 @@ class AvailableStates:
     live: Version = NO_VERSION
     """Version of the live objects; NO_VERSION if they are not complete, or have never been."""
     memory: BlockHeader = ABSENT
-    """The newest copy in the memory of the rank's node."""
+    """The newest copy in the memory of the rank's pod."""
     file: BlockHeader = ABSENT
-    """The copy in the file of the State. Only the first worker of each node reads it."""
+    """The copy in the file of the State. Only the first worker of each pod reads it."""
     half_changed: bool = False
     """Whether an interruption has left the live objects between two steps."""
     reached: int = NO_STEP
@@ -76,7 +76,7 @@ class Transfer:
 def choose_transfer(available: Sequence[AvailableStates]) -> Transfer | None:
     """Return how all ranks get the newest state; None if no rank has any. `available` is in the order of the ranks.
 
-    The newest version of all ranks and sources counts. A rank that has it, live or in the memory of its node, loads
+    The newest version of all ranks and sources counts. A rank that has it, live or in the memory of its pod, loads
     nothing from others.
     """
     version = max(v for states in available for v in (states.live, states.memory.version, states.file.version))

@@ -25,7 +25,7 @@ _GPU = "nvidia.com/gpu"
 _SHOWN = 80
 """Characters of a value in a message."""
 MAX_NODES = 4096
-"""Most nodes of a job, as in the CRD."""
+"""Most pods of a job, as in the CRD."""
 
 
 class ManifestError(Exception):
@@ -227,7 +227,7 @@ def _log_rules(spec: _Field) -> tuple[LogRule, ...]:
 def _workers(
     field: _Field, container: _Field, command: tuple[str, ...], env: Mapping[str, str], backend: Backend
 ) -> WorkerCount:
-    """Return the number of workers of a node, as on a cluster."""
+    """Return the number of workers of a pod, as on a cluster."""
     resources = container.get("resources")
     devices = requested_devices(resources.get("requests").entries(), resources.get("limits").entries())
     try:

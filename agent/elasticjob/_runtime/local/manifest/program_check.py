@@ -1,4 +1,4 @@
-"""Find out before any node starts that the program of a job does not exist: no restart can mend that."""
+"""Find out before any pod starts that the program of a job does not exist: no restart can mend that."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class RunEnvironment:
         return await _start([*program(), "store"], environ, output, inherited=(listener.fileno(),))
 
     async def agent(self, index: int, incarnation: int, pod: str, output: int | None) -> asyncio.subprocess.Process:
-        """Start a node's agent. `output`: a descriptor, subprocess.PIPE, or None for this process's own output."""
+        """Start a pod's agent. `output`: a descriptor, subprocess.PIPE, or None for this process's own output."""
         job, folder = self.job, self._folder(index, incarnation)
         folder.mkdir()
         environ = {

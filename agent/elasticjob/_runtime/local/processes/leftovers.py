@@ -1,4 +1,4 @@
-"""End what a node of a local run has left behind when its agent was killed, or all of them when the run was.
+"""End what a pod of a local run has left behind when its agent was killed, or all of them when the run was.
 
 On a cluster the end of a container is the end of all its processes. Here the kernel ends the workers with their agent
 (`die_with_parent`), but not the processes that the workers have started, such as those of a data loader.

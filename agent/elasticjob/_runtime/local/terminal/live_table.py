@@ -1,4 +1,4 @@
-"""The live table of `elasticjob run` on a terminal, and the keys that kill nodes and scale the job."""
+"""The live table of `elasticjob run` on a terminal, and the keys that kill pods and scale the job."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class LiveTable:
 
 
 def render_table(view: RunView) -> RenderableType:
-    """Return the table of the nodes with a title and the help line."""
+    """Return the table of the pods with a title and the help line."""
     report = view.report
     reported = {node.pod: node for node in report.nodes} if report else {}
     straggler = report.straggler if report else None
@@ -96,7 +96,7 @@ def _title(view: RunView) -> Text:
 
 
 def _state(node: AgentReport | None, straggler: Straggler | None, *, runs: bool) -> Text:
-    """Return the state of a node. `runs`: all workers of the round have started."""
+    """Return the state of a pod. `runs`: all workers of the round have started."""
     if node is None:
         return Text("starting", style="yellow")
     if node.member and not runs:

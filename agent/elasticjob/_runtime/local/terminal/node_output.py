@@ -1,4 +1,4 @@
-"""Print the output of a node's agent and workers on the screen."""
+"""Print the output of a pod's agent and workers on the screen."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from elasticjob._runtime.contract.text import printable
 
 @dataclass(frozen=True)
 class NodeRow:
-    """One node. `pid` is the agent's process id."""
+    """One pod. `pid` is the agent's process id."""
 
     index: int
     pod: str
@@ -26,7 +26,7 @@ class RunView:
 
     job: str
     target: int
-    """Number of nodes that the round should have."""
+    """Number of pods that the round should have."""
     restarts: int
     """Restarts that count towards maxRestarts."""
     store_pid: int
@@ -35,7 +35,7 @@ class RunView:
 
 
 class Screen(Protocol):
-    """Where a run writes. `captures_output`: whether the run passes the nodes' output to `print_output`."""
+    """Where a run writes. `captures_output`: whether the run passes the pods' output to `print_output`."""
 
     captures_output: bool
 
@@ -43,7 +43,7 @@ class Screen(Protocol):
         """Print one line about the run."""
 
     def print_output(self, lines: Sequence[str]) -> None:
-        """Print lines of a node's output, without their newlines. Called only if `captures_output`."""
+        """Print lines of a pod's output, without their newlines. Called only if `captures_output`."""
 
     def show(self, view: RunView) -> None:
         """Show the new state of the run."""
@@ -53,12 +53,12 @@ class Screen(Protocol):
 
 
 class PlainScreen:
-    """Prints status lines to stderr. The nodes write to this process's stdout themselves."""
+    """Prints status lines to stderr. The pods write to this process's stdout themselves."""
 
     captures_output = False
 
     def print_status(self, text: str) -> None:
-        # One write: the nodes write to the same file, and an unbuffered print() writes the newline by itself.
+        # One write: the pods write to the same file, and an unbuffered print() writes the newline by itself.
         sys.stderr.write(f"[job] {printable(text)}\n")
         sys.stderr.flush()
 

@@ -133,11 +133,11 @@ class LastRound:
         return self.missing > 0 and 2 * self.missing >= self.size
 
 
-NO_LAST_ROUND = LastRound(None, 0, frozenset())
+NO_LAST_ROUND = LastRound(id=None, size=0, stopped=frozenset())
 """There was no earlier round."""
 
 
-UNKNOWN_LAST_ROUND = LastRound(None, 1, frozenset())
+UNKNOWN_LAST_ROUND = LastRound(id=None, size=1, stopped=frozenset())
 """Unknown history: an older round may still be running."""
 
 

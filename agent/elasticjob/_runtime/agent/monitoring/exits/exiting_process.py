@@ -31,9 +31,9 @@ _LISTENS = "0A"
 
 
 def may_still_write(pid: int, root: Path = Path("/")) -> bool:
-    """Return whether an exiting process has files open on a file system that other nodes may have mounted too.
+    """Return whether an exiting process has files open on a file system that other Nodes may have mounted too.
 
-    Their data may reach the other nodes only when the kernel closes the files.
+    Their data may reach the other Nodes only when the kernel closes the files.
     """
     try:
         shared = _shared_mounts(root / "proc/self/mountinfo")
@@ -62,7 +62,7 @@ def why_new_workers_must_wait(pid: int, root: Path = Path("/")) -> str:
 
 
 def _shared_mounts(mountinfo: Path) -> frozenset[str]:
-    """Return the ids of the mounted file systems that other nodes may have mounted too."""
+    """Return the ids of the mounted file systems that other Nodes may have mounted too."""
     mounts = [line.partition(" - ") for line in mountinfo.read_text(errors="replace").splitlines()]
     return frozenset(mount.split()[0] for mount, _, system in mounts if system.split()[0] not in _LOCAL_FILE_SYSTEMS)
 
@@ -95,7 +95,7 @@ def _device(files: Mapping[str, str]) -> str:
 def _lock(pid: int, thread: Path, files: Mapping[str, str], locks: Path) -> str:
     """Return a reason if the process has locked a file. `locks`: the file /proc/locks, which not every kernel has.
 
-    /proc/locks lists all locks of the node, but reading it takes 15 ms (an RCU grace period). So the locks are read
+    /proc/locks lists all locks of the Node, but reading it takes 15 ms (an RCU grace period). So the locks are read
     from the process's own files.
     """
     if not locks.exists():

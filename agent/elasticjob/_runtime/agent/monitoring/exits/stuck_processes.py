@@ -1,7 +1,7 @@
 """When processes that survive SIGKILL count as stuck in the kernel (pure); and what /proc says about them (Linux).
 
 A killed process ends once the kernel has freed what it holds. With hundreds of gigabytes, pinned host memory and GPUs
-this takes minutes on a healthy node. A thread counts as stuck if it stays in an uninterruptible sleep and uses no
+this takes minutes on a healthy Node. A thread counts as stuck if it stays in an uninterruptible sleep and uses no
 processor time. All other threads are at work.
 """
 
@@ -17,11 +17,11 @@ from typing import TypeAlias
 from elasticjob._runtime.agent.processes import open_files
 
 KILL_TIMEOUT = 10.0
-"""Seconds after SIGKILL in which a process that holds little ends, also on a busy node."""
+"""Seconds after SIGKILL in which a process that holds little ends, also on a busy Node."""
 RESIDENT_BYTES_PER_SECOND = 1 << 30
-"""A kernel freed 7 to 13 GiB of 4 KiB pages in a second on one thread of a busy node; this leaves room."""
+"""A kernel freed 7 to 13 GiB of 4 KiB pages in a second on one thread of a busy Node; this leaves room."""
 PINNED_BYTES_PER_SECOND = 256 << 20
-"""Locked and registered pages are unpinned one by one, under locks that all ranks of a node share. An estimate with
+"""Locked and registered pages are unpinned one by one, under locks that all ranks of a Node share. An estimate with
 room, not measured."""
 SECONDS_PER_GPU = 15.0
 """A driver tears down contexts, peer mappings and host memory that it has pinned itself (/proc does not count it), GPU

@@ -1,1 +1,1 @@
-"""Checks of the pod's node: health, GPUs, and whether the network cuts it off."""
+"""Checks of the pod's Node: health, GPUs, and whether the network cuts it off."""

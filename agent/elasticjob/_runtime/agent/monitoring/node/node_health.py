@@ -1,4 +1,4 @@
-"""Health checks of this node: shared memory, disk, clock, GPUs. Each check returns the problem, or "" if healthy.
+"""Health checks of this Node: shared memory, disk, clock, GPUs. Each check returns the problem, or "" if healthy.
 
 A check passes when its prerequisite is absent, such as nvidia-smi in the image or permission to read the kernel log.
 """
@@ -55,7 +55,7 @@ _COMPUTE = (
 
 @dataclass(frozen=True)
 class HealthProblem:
-    """Why a node must not train now."""
+    """Why no worker may train on the Node now."""
 
     text: str
     suspected: bool = False
@@ -105,7 +105,7 @@ def check_clock(now: float) -> str:
 
 @dataclass
 class Gpus:
-    """The GPUs of this node as nvidia-smi reports them."""
+    """The GPUs of this Node as nvidia-smi reports them."""
 
     expected: int
     """The number of GPUs that the container requests; with 0 they are not checked."""
@@ -172,7 +172,7 @@ class KernelLog:
 
 
 class NodeHealth:
-    """The checks of one node. They run in a thread, because a disk or a driver that hangs must not block the agent."""
+    """The checks of one Node. They run in a thread, because a disk or a driver that hangs must not block the agent."""
 
     def __init__(self, directory: str, gpus: int, env: Mapping[str, str], helper_pids: set[int]) -> None:
         """`directory`: where the disk is checked. `gpus`: the number that the container requests.
@@ -188,7 +188,7 @@ class NodeHealth:
         """Whether the compute check has run. It runs once: later the workers may use all GPU memory."""
 
     async def find_problem(self, timeout: float = CHECK_TIMEOUT) -> HealthProblem | None:
-        """Run all checks; return the first problem, or None if this node is healthy."""
+        """Run all checks; return the first problem, or None if this Node is healthy."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[str] = loop.create_future()
 
@@ -196,7 +196,7 @@ class NodeHealth:
             try:
                 found = self.run_checks()
             except Exception:
-                log.exception("a health check failed to run; the node counts as healthy")
+                log.exception("a health check failed to run; the Node counts as healthy")
                 found = ""
             # The event loop may be closed, or the wait may have timed out.
             try:

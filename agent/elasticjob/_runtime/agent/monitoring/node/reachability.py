@@ -1,9 +1,10 @@
-"""Detect that this node is cut off: neither the coordinator nor more than half of its round's nodes answer.
+"""Detect that this agent is cut off: neither the coordinator nor more than half of its round's agents answer.
 
-Every node of a round keeps one idle link to the round's store, on the node of group rank 0. That node counts the links.
-Once it is cut off itself, it ends them and accepts no new ones, so that the nodes at the other ends find that they are
-cut off too. The kernels at both ends of a link exchange keep-alive probes. If only the coordinator is unreachable, the
-nodes continue to train, because the store may be down. `state_machine.round.write_permission` decides.
+Every agent of a round keeps one idle link to the round's store, in the pod of group rank 0. That pod's agent counts the
+links. Once it is cut off itself, it ends them and accepts no new ones, so that the agents at the other ends find that
+they are cut off too. The kernels at both ends of a link exchange keep-alive probes. If only the coordinator is
+unreachable, the agents continue to train, because the store may be down. `state_machine.round.write_permission`
+decides.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from elasticjob._runtime.system.sockets.keep_alive import KeepAlive
 BACKOFF = 1.0
 """Seconds between attempts to connect to the round's store."""
 TRUST_AFTER_CLOSE = 1.0
-"""Seconds for which a coordinator still counts after it has closed its link. Its successor waits as long for this node
+"""Seconds for which a coordinator still counts after it has closed its link. Its successor waits as long for this agent
 (`rendezvous.state.TAKEOVER_TIMEOUT`)."""
 ANSWER_INTERVAL = 0.05
-"""Seconds between two polls of the age of the coordinator's last answer, while this node is cut off."""
+"""Seconds between two polls of the age of the coordinator's last answer, while this agent is cut off."""
 LOSSES_TOGETHER = 0.05
 """Seconds within which group rank 0 checks its links once some are lost. Checking 4095 links takes 13 ms, so losses
 within this time are handled together."""
@@ -40,12 +41,12 @@ has no link by then counts as cut off."""
 
 
 class ReachabilityMonitor:
-    """Calls `cut_off` when this node has had no permission to write since the last answers of the others.
+    """Calls `cut_off` when this agent has had no permission to write since the last answers of the others.
 
-    The workers are then frozen until the coordinator says whether the round continues. It says so to every node that
+    The workers are then frozen until the coordinator says whether the round continues. It says so to every agent that
     connects. If the old link is still up when the coordinator answers again, `greet_again` is called instead.
 
-    `KeepAlive.trusted_seconds` is how long an answer counts. This node must be frozen before the others begin a round
+    `KeepAlive.trusted_seconds` is how long an answer counts. This agent must be frozen before the others begin a round
     without it, and keep-alive itself reports too late for that: this side may notice the loss of a link after the
     coordinator has noticed it, and much later if data was sent in the meantime.
     """
@@ -66,24 +67,24 @@ class ReachabilityMonitor:
         self.coordinator: ControlLink | None = None
         """The link to the coordinator, while there is one."""
         self._coordinator_until = -math.inf
-        """Until when this node trusts the coordinator, according to the last answer that was checked; loop time."""
+        """Until when this agent trusts the coordinator, according to the last answer that was checked; loop time."""
         self.round_store_link: ControlLink | None = None
-        """The link of this node to the round's store, while there is one and it is on another node."""
+        """The link of this agent to the round's store, while there is one and it is in another pod."""
         self.links: dict[tuple[RoundId, int], ControlLink] = {}
-        """Links of other nodes to the stores of this node, by round and group rank."""
+        """Links of other agents to the stores of this agent, by round and group rank."""
         self._is_cut_off = False
-        """Whether this node has been cut off in this round, and has not reached a coordinator since."""
+        """Whether this agent has been cut off in this round, and has not reached a coordinator since."""
         self._round: StartRound | None = None
         self._ended = RoundId(0, 0, 0)
         """The last round that ended while there was a coordinator."""
         self.start_until = -math.inf
-        """Until when links to other nodes may still be missing, because the round has just begun; loop time."""
+        """Until when links to other agents may still be missing, because the round has just begun; loop time."""
         self._task: asyncio.Task[None] | None = None
         self.next_check: asyncio.TimerHandle | None = None
         """None while nothing that is known can take the permission away."""
 
     def gate(self) -> LinkGate:
-        """Return the gate through which a process-group store of this node accepts links of other nodes."""
+        """Return the gate through which a process-group store of this agent accepts links of other agents."""
         return LinkGate(Welcome(self._run_id, 0, 0), {LinkRole.AGENT: self._key}, self._serve, self.keep_alive)
 
     def coordinator_link_changed(self, link: ControlLink | None) -> None:
@@ -109,8 +110,8 @@ class ReachabilityMonitor:
     def end_round(self) -> None:
         """Stop monitoring the round: it has ended or is about to.
 
-        The links of other nodes to this one are ended too, so that they do not count on it any more. They stay if this
-        node has no coordinator, because no other round can begin then.
+        The links of other agents to this one are ended too, so that they do not count on it any more. They stay if this
+        agent has no coordinator, because no other round can begin then.
         """
         if self._round is not None and self.coordinator is not None:
             self._ended = self._round.round
@@ -149,7 +150,7 @@ class ReachabilityMonitor:
                 pass
 
     async def _serve(self, link: ControlLink) -> None:
-        """Hold a link that another node keeps to a store of this node."""
+        """Hold a link that another agent keeps to a store of this agent."""
         member = await link.receive()
         if not isinstance(member, MemberLink):
             return
@@ -162,7 +163,7 @@ class ReachabilityMonitor:
         try:
             await self._until_closed(link)
         finally:
-            # The other node may have connected again already.
+            # The other agent may have connected again already.
             if self.links.get(key) is link:
                 del self.links[key]
                 self.check_within(LOSSES_TOGETHER)
@@ -176,14 +177,14 @@ class ReachabilityMonitor:
         return self._now() - link.seconds_since_answer() + self.keep_alive.trusted_seconds
 
     def coordinator_end(self) -> float:
-        """Return until when this node trusts the coordinator; loop time."""
+        """Return until when this agent trusts the coordinator; loop time."""
         if self.coordinator is not None:
             # A link that is closing at this moment has no age. The time of its last answer counts.
             self._coordinator_until = max(self._coordinator_until, self._trusted_until(self.coordinator))
         return self._coordinator_until
 
     def _links_of(self, start: StartRound) -> dict[int, ControlLink]:
-        """Return the links to other nodes, by group rank."""
+        """Return the links to other agents, by group rank."""
         links = {rank: link for (round_id, rank), link in self.links.items() if round_id == start.round}
         return links if self.round_store_link is None else {**links, 0: self.round_store_link}
 
@@ -203,9 +204,9 @@ class ReachabilityMonitor:
         self.next_check = None if at is None else asyncio.get_running_loop().call_at(at, self._check)
 
     def _check(self) -> None:
-        """Give up, or check again when this node's permission to write may end.
+        """Give up, or check again when this agent's permission to write may end.
 
-        The links to other nodes are checked only if the coordinator's last answer is too old.
+        The links to other agents are checked only if the coordinator's last answer is too old.
         """
         start, now, at = self._round, self._now(), self.coordinator_end()
         if start is None:
@@ -230,7 +231,7 @@ class ReachabilityMonitor:
             link.send(MemberLink(start.round, start.group_rank))
 
     def _give_up(self, start: StartRound) -> None:
-        """Report that this node is cut off, and end the links of the other nodes: they must not count on it now."""
+        """Report that this agent is cut off, and end the links of the other agents: they must not count on it now."""
         self._set_timer(None)
         self._is_cut_off = True
         self._end_links(lambda round_id: round_id == start.round)

@@ -25,7 +25,7 @@ def without_steps(pod: str, seconds: float) -> str:
 
 @dataclass(frozen=True)
 class HangGuard:
-    """The guard of a node's workers. Its time-out is the one of torch's process groups."""
+    """The guard of a pod's workers. Its time-out is the one of torch's process groups."""
 
     seconds: float
     by_collectives: bool
@@ -54,7 +54,7 @@ class HangGuard:
 
 
 def guard_of(reports: Iterable[Guarded], *, hang_policy: bool) -> HangGuard | None:
-    """Return the guard of a node; None if it has none. `reports`: the last report of each of its workers.
+    """Return the guard of a pod; None if it has none. `reports`: the last report of each of its workers.
 
     A hangPolicy is the user's choice, and replaces the guard.
     """

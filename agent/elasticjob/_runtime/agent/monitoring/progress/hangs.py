@@ -42,7 +42,7 @@ frames of the program."""
 _CONNECTS = "inprocess/"
 """Folder of this package whose code waits for torch's connections."""
 _WAITING_FILE = re.compile(r"/torch/(?!utils/data/)")
-"""Files of torch, except for its data loader: that one waits for processes of its own node."""
+"""Files of torch, except for its data loader: that one waits for processes of its own pod."""
 
 
 class HangMonitor:

@@ -1,4 +1,4 @@
-"""How long a process of this node takes to reach its function, and how long all ranks then take to have one state.
+"""How long a process of this pod takes to reach its function, and how long all ranks then take to have one state.
 
 With these times the coordinator decides whether a round waits for a new process (`rendezvous.slow_starts`).
 """
@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 
 
 class StartTimes:
-    """The times of this node's last start and last round. `clock`: seconds as in `ProgressReport.time`."""
+    """The times of this pod's last start and last round. `clock`: seconds as in `ProgressReport.time`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -1,4 +1,4 @@
-"""Measure how long a step takes on this node, and how much of it is each worker's own work, once a minute."""
+"""Measure how long a step takes in this pod, and how much of it is each worker's own work, once a minute."""
 
 from __future__ import annotations
 

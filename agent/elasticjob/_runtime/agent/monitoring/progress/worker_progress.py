@@ -160,7 +160,7 @@ class WorkerProgress:
 
     @property
     def has_steps(self) -> bool:
-        """Whether any worker of this node has ever reported a step. The step that `State.sync` reports counts."""
+        """Whether any worker of this pod has ever reported a step. The step that `State.sync` reports counts."""
         words = (rank.words for rank in self._ranks.values())
         return self._had_steps or any(w[PageWord.STEP] != NO_STEP or w[PageWord.HEARTBEATS] > 0 for w in words)
 
@@ -171,12 +171,12 @@ class WorkerProgress:
 
     @property
     def has_copy(self) -> bool:
-        """Whether the memory of this node has a copy of a State, or a shard."""
+        """Whether the memory of this pod has a copy of a State, or a shard."""
         return self.has_shard or any(read_header(descriptor) != ABSENT for descriptor in self.memory)
 
     @property
     def has_shard(self) -> bool:
-        """Whether the memory of this node has a shard of a ShardedState, or the copy of another node's."""
+        """Whether the memory of this pod has a shard of a ShardedState, or the copy of another pod's."""
         return any(read_header(descriptor) != ABSENT for descriptor in self._all_shard_buffers())
 
     def _all_shard_buffers(self) -> tuple[int, ...]:
@@ -188,7 +188,7 @@ class WorkerProgress:
             os.pwrite(descriptor, bytes(HEADER_SIZE), 0)
 
     def training(self) -> TrainingProgress | None:
-        """Return what rank 0 reports about the training; None if it is on another node, or reports only its steps."""
+        """Return what rank 0 reports about the training; None if it is in another pod, or reports only its steps."""
         texts = ((r.words, text) for r in self._ranks.values() if (text := read_text(r.words)) is not None)
         words, text = next(texts, (None, b""))
         if words is None or self._round is None:

@@ -19,7 +19,7 @@ from elasticjob._runtime.agent.processes import open_files
 from elasticjob._runtime.agent.start_workers.fork_server.gpu_count import count_gpus_in_forks
 
 SELF_TEST_TIMEOUT = 20.0
-"""Seconds. The test takes milliseconds, but other nodes on the same cores may be importing."""
+"""Seconds. The test takes milliseconds, but other pods on the same cores may be importing."""
 PROCESS = Path("/proc/self")
 """The folder that describes this process."""
 NVML_DEVICE = "/dev/nvidiactl"

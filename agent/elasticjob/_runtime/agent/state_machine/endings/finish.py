@@ -1,4 +1,4 @@
-"""The end of an agent: the job is over, or goes on without this node."""
+"""The end of an agent: the job is over, or goes on without this agent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from elasticjob._runtime.contract.messages import Finish, Outcome, Termination
 
 
 def finish_agent(state: AgentState, finish: Finish) -> AgentDecision:
-    """Stop what runs on this node, then exit with the outcome."""
+    """Stop what runs in this pod, then exit with the outcome."""
     match state.activity:
         case Idle() | Succeeded():
             return exit_agent(state, finish)
@@ -28,7 +28,7 @@ def finish_agent(state: AgentState, finish: Finish) -> AgentDecision:
 def exit_agent(state: AgentState, finish: Finish) -> AgentDecision:
     """Write the termination message and exit, once processes that wait for a next round have ended.
 
-    If the job goes on without this node, or may, those processes run no clean-up: it is the user's code, and must not
+    If the job goes on without this agent, or may, those processes run no clean-up: it is the user's code, and must not
     write any more.
     """
     if isinstance(state.activity, Idle) and state.activity.parked:

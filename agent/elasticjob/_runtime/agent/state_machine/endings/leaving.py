@@ -1,4 +1,4 @@
-"""A node leaves the job while its workers run, or while it waits for a round.
+"""An agent leaves the job while its workers run, or while it waits for a round.
 
 SignalReceived, NodeUnhealthy ──► `leave` is set, `Leaving` is sent, the timer starts
     PlanEnd, EndRound ──► the round ends as the coordinator says; once no worker is left: WorkersStopped
@@ -30,14 +30,14 @@ from elasticjob._runtime.agent.state_machine.state import (
 from elasticjob._runtime.contract.messages import Failure, Finish, Leaving, Outcome
 
 FINISH_TIMEOUT = 10.0
-"""Seconds that a leaving node whose workers have ended waits for the coordinator's `Finish`."""
+"""Seconds that a leaving agent whose workers have ended waits for the coordinator's `Finish`."""
 LAST_STEP_TIMEOUT = 5.0
-"""Seconds that a leaving node which has reported its step waits for the last step. The coordinator answers within
+"""Seconds that a leaving agent which has reported its step waits for the last step. The coordinator answers within
 `planned_end.STEP_REPORT_TIMEOUT`; when a job is deleted, its store may end in between."""
 
 
 def leave_unhealthy(state: AgentState, failure: Failure) -> AgentDecision:
-    """Leave, and ask for a replacement on another Node. A node that is leaving already does nothing more."""
+    """Leave, and ask for a replacement on another Node. An agent that is leaving already does nothing more."""
     if state.leave is not None:
         return AgentDecision(state)
     state = replace(state, leave=Leave(unhealthy=failure))
@@ -50,14 +50,14 @@ def leave_on_signal(state: AgentState, name: str) -> AgentDecision:
     if state.leave is not None and state.leave.signal:
         stopping = replace(state.stopping or Stopping(), then=Finish(Outcome.LEFT, name))
         return AgentDecision(replace(state, activity=stopping), (Log(f"{name} again: killing the workers"), KILL))
-    if state.leave is not None:  # an unhealthy node, whose pod the operator deletes
+    if state.leave is not None:  # the Node is unhealthy: the operator deletes the pod
         return AgentDecision(replace(state, leave=replace(state.leave, signal=name)))
     state = replace(state, leave=Leave(signal=name))
     return AgentDecision(state, (Log(f"leaving: {name}"), Send(Leaving(name)), leave_timer(state)))
 
 
 def leave_timer(state: AgentState) -> StartLeaveTimer:
-    """Return the timer for the next message that a leaving node needs from the coordinator, or for its last step."""
+    """Return the timer for the next message that a leaving agent needs from the coordinator, or for its last step."""
     match state.planned_end:
         case LastStep(seconds=seconds):
             step_is_done = isinstance(state.activity, Idle)

@@ -50,7 +50,7 @@ def worker_ended(state: AgentState, event: WorkerEnded) -> AgentDecision:
 
 
 def _worker_failed(state: AgentState, round_: AgentRound, failure: Failure) -> AgentDecision:
-    """Report the failure, stop the other workers, check this node; leave if the failure is one of the device."""
+    """Report the failure, stop the other workers, check the Node; leave if the failure is one of the device."""
     state = replace(state, last_round=replace(round_, member=MemberState.FAILED, failure=failure))
     stopped = begin_stop(state, state.stop_grace)
     report = (Send(WorkersFailed(round_.id, failure)), Log(describe_failure(failure)))
@@ -115,10 +115,10 @@ def log_condition_met(state: AgentState, round_id: RoundId, failure: Failure, *,
 
 
 def cut_off(state: AgentState) -> AgentDecision:
-    """Freeze the workers: the other nodes may train without this one, whose workers must not overwrite a checkpoint.
+    """Freeze the workers: the other agents may train without this one, whose workers must not overwrite a checkpoint.
 
-    Workers that stop gracefully are killed, unless this node leaves: when a job is deleted, all its other nodes and its
-    store may end first.
+    Workers that stop gracefully are killed, unless this agent leaves: when a job is deleted, all its other agents and
+    its store may end first.
     """
     reason = "cut off from the store and from half or more of the round's pods"
     round_ = state.last_round

@@ -1,4 +1,4 @@
-"""Stop the workers of this node."""
+"""Stop the workers of this pod."""
 
 from __future__ import annotations
 

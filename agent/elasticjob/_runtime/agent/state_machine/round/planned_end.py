@@ -1,10 +1,10 @@
-"""A planned end of a round: all nodes stop after the same step, so that no step is lost.
+"""A planned end of a round: all agents stop after the same step, so that no step is lost.
 
     PlanEnd ──► HoldWorkers ──► WorkersHeld ──► StepReport is sent: `StepReported`
         EndRound with a last step ──► `LastStep` ──► StopWorkersAt ──► all workers stop at it ──► StopWorkers
             LastStepMissed ──► StopWorkers
 
-A node whose workers do not run, or do not report their steps, answers `PlanEnd` at once, without a step.
+An agent whose workers do not run, or do not report their steps, answers `PlanEnd` at once, without a step.
 """
 
 from __future__ import annotations

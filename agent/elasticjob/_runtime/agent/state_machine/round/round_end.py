@@ -1,8 +1,8 @@
-"""A round ends: its workers stop, and the node reports itself for the next one.
+"""A round ends: its workers stop, and the agent reports itself for the next one.
 
 EndRound ──► StopWorkers ──► AllWorkersStopped ──► WorkersStopped is sent: Idle
     AllResultsEnded ──► NodeResultsEnded is sent ──► BreakRound ──► LeaveCollectives (functions that can be
-        called again wait until no node counts a step, before they break their collectives)
+        called again wait until no agent counts a step, before they break their collectives)
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def end_round(state: AgentState, message: EndRound) -> AgentDecision:
 
 
 def results_ended(state: AgentState, round_id: RoundId) -> AgentDecision:
-    """Report that no worker counts a step any more. The coordinator answers once that holds for all nodes."""
+    """Report that no worker counts a step any more. The coordinator answers once that holds for all agents."""
     stopping = state.stopping
     if round_id != state.round or stopping is None:
         return AgentDecision(state)
@@ -67,7 +67,7 @@ def results_ended(state: AgentState, round_id: RoundId) -> AgentDecision:
 
 
 def break_collectives(state: AgentState, message: BreakRound) -> AgentDecision:
-    """Let the workers break their collectives, or kill them if other nodes have broken theirs long ago."""
+    """Let the workers break their collectives, or kill them if other agents have broken theirs long ago."""
     stopping = state.stopping
     if message.round != state.round or stopping is None or not stopping.results_ended:
         return AgentDecision(state)
@@ -89,7 +89,7 @@ def all_stopped(state: AgentState, event: AllWorkersStopped) -> AgentDecision:
     if not isinstance(state.activity, Stopping):
         return AgentDecision(state)
     if event.unhealthy is not None and state.leave is None:
-        # `Leaving` is sent before `WorkersStopped`: the coordinator must not take this node into the next round.
+        # `Leaving` is sent before `WorkersStopped`: the coordinator must not take this agent into the next round.
         leaving = leave_unhealthy(state, event.unhealthy)
         return all_stopped(replace(leaving.state, end_announced=True), event).after(*leaving.effects)
     then = state.activity.then
@@ -122,7 +122,7 @@ def _idle(state: AgentState, event: AllWorkersStopped) -> AgentState:
 
 
 def state_lost(state: AgentState) -> AgentDecision:
-    """Correct what this node has reported, while it waits for the next round."""
+    """Correct what this agent has reported, while it waits for the next round."""
     round_id, is_parked = state.round, isinstance(state.activity, Idle) and state.activity.parked
     if round_id is None or not is_parked or not state.has_state:
         return AgentDecision(state)

@@ -1,4 +1,4 @@
-"""A round forms with this node: its workers start, at once or as soon as the node is ready."""
+"""A round forms with this agent: its workers start, at once or as soon as the agent is ready."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from elasticjob._runtime.contract.text import with_noun
 def start_round(state: AgentState, start: StartRound) -> AgentDecision:
     """Begin a new round. Workers of an older one are stopped first."""
     if state.round is not None and start.round <= state.round:
-        return continue_frozen(state, start.round)  # the coordinator repeats it to a node that announces itself again
+        return continue_frozen(state, start.round)  # the coordinator repeats it to an agent that announces itself again
     if state.stopping is not None and isinstance(state.stopping.then, Finish):
         return AgentDecision(state, (Log(f"round {start.round} is not started: this agent is about to exit"),))
     if not isinstance(state.activity, Idle):
@@ -46,7 +46,7 @@ def start_round(state: AgentState, start: StartRound) -> AgentDecision:
         f"round {start.round} formed: {with_noun(start.group_world_size, 'pod')},"
         f" ranks {start.rank}-{start.rank + state.announcement.local_world_size - 1} of {start.world_size} here"
     )
-    # The workers of other nodes may connect before this node is ready.
+    # The workers of other pods may connect before this agent is ready.
     admitted = (AdmitWorkers(start),) if start.group_rank == 0 else ()
     if state.ready:
         return AgentDecision(state, (formed, *admitted, LaunchWorkers(start)))
@@ -88,7 +88,7 @@ def wait_for_round(state: AgentState, message: Standby) -> AgentDecision:
 
 
 def launcher_is_ready(state: AgentState, fork_disabled_reason: str) -> AgentDecision:
-    """Start what the node needs for a round, or report that it is ready."""
+    """Start what the agent needs for a round, or report that it is ready."""
     announcement = replace(state.announcement, fork_disabled_reason=fork_disabled_reason)
     is_first = not state.launcher_ready
     state = replace(state, launcher_ready=True, announcement=announcement)
@@ -96,7 +96,7 @@ def launcher_is_ready(state: AgentState, fork_disabled_reason: str) -> AgentDeci
 
 
 def prestarted(state: AgentState) -> AgentDecision:
-    """Report ready, unless a round took this node in the meantime and ended together with what was started."""
+    """Report ready, unless a round took this agent in the meantime and ended together with what was started."""
     state = replace(state, prestarting=False)
     return _prestart(state) if _may_prestart(state) else _report_ready(state)
 
@@ -116,7 +116,7 @@ def _prestart(state: AgentState) -> AgentDecision:
     return AgentDecision(prestarting, (log, PrestartWorkers(state.provisional)))
 
 
-# ---- what the node reports with `Ready` ------------------------------------------------------------------------------
+# ---- what the agent reports with `Ready` -----------------------------------------------------------------------------
 
 
 def _report_ready(state: AgentState) -> AgentDecision:
@@ -132,7 +132,7 @@ def _report_ready(state: AgentState) -> AgentDecision:
 
 
 def function_called(state: AgentState) -> AgentDecision:
-    """Report once, from the node of group rank 0, that the function of this job can be called again."""
+    """Report once, from the agent of group rank 0, that the function of this job can be called again."""
     has_group_rank_0 = state.last_round is not None and state.last_round.start.group_rank == 0
     if state.announcement.restartable or not has_group_rank_0:
         return AgentDecision(state)
@@ -140,9 +140,9 @@ def function_called(state: AgentState) -> AgentDecision:
 
 
 def hang_guarded(state: AgentState, status: str) -> AgentDecision:
-    """Report what guards the workers, from the node of group rank 0: all nodes run the same script.
+    """Report what guards the workers, from the agent of group rank 0: all agents run the same script.
 
-    A node that had this rank earlier keeps its report up to date.
+    An agent that had this rank earlier keeps its report up to date.
     """
     before = state.announcement.hang_guard
     reports = state.last_round is not None and (state.last_round.start.group_rank == 0 or before)

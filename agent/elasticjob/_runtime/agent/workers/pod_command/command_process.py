@@ -36,6 +36,10 @@ class CommandProcess:
     """Whether it ends with the ranks of a stop in progress."""
 
     @property
+    def is_off(self) -> bool:
+        return self.state is CommandState.OFF
+
+    @property
     def waits(self) -> bool:
         return self.state is CommandState.WAITS
 

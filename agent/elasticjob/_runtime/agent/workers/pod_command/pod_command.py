@@ -55,8 +55,6 @@ NOTE_AFTER = 60.0
 """Seconds after which the log says that the other ranks wait for what the command does first."""
 _ENDING = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGKILL}
 """Signals of a launcher after which the end of its ranks is no failure."""
-_OFF, _ENDED, _ALONE = CommandState.OFF, CommandState.ENDED, CommandState.ALONE
-_WAITS, _GOES_ON = CommandState.WAITS, CommandState.GOES_ON
 
 
 class PodCommand:
@@ -75,7 +73,7 @@ class PodCommand:
     ) -> None:
         """`socket_path`: where launchers connect; a file in a folder of the agent's."""
         may_run_once = launcher.may_start_launcher and config.backend is Backend.ELASTICJOB
-        self.process = CommandProcess(_ENDED if may_run_once else _OFF)
+        self.process = CommandProcess(CommandState.ENDED if may_run_once else CommandState.OFF)
         self.is_stopping: Callable[[], bool] = lambda: False
         self.end_spares: Callable[[str], None] = lambda _reason: None
         self.report: Callable[[EndedWorker], None] = lambda _ended: None
@@ -133,12 +131,13 @@ class PodCommand:
     def started(self, pid: int, worker: Worker) -> None:
         """Record that the command runs."""
         process = self.process
-        process.state, process.pid, process.worker, process.stage, process.ends = _ALONE, pid, worker, 0, False
+        process.state, process.ends = CommandState.ALONE, False
+        process.pid, process.worker, process.stage = pid, worker, 0
         if self._config.processes > 1:
             asyncio.get_running_loop().call_later(NOTE_AFTER, self._note_wait, pid)
 
     def _note_wait(self, pid: int) -> None:
-        if self.process.state is _ALONE and self.process.pid == pid:
+        if self.process.state is CommandState.ALONE and self.process.pid == pid:
             text = "the command runs once so far, for %.0f s: the other ranks start when it comes to them"
             log.info(text, NOTE_AFTER)
 
@@ -159,7 +158,7 @@ class PodCommand:
 
     def end_stop(self) -> None:
         """Forget the command if it has ended with the round."""
-        if self.process.ends or self.process.state in (_ALONE, _GOES_ON):
+        if self.process.ends or self.process.state in (CommandState.ALONE, CommandState.GOES_ON):
             self._forget()
 
     def close(self) -> None:
@@ -173,8 +172,8 @@ class PodCommand:
     def _forget(self) -> None:
         self._end_stage()
         self.process.pid, self.process.worker, self.process.ends = 0, None, False
-        if self.process.state is not _OFF:
-            self.process.state = _ENDED
+        if not self.process.is_off:
+            self.process.state = CommandState.ENDED
         self._finished.release()
 
     # ---- what the command comes to -----------------------------------------------------------------------------------
@@ -182,25 +181,25 @@ class PodCommand:
     async def runs_for_each_rank(self) -> bool:
         """As `Launches.runs_for_each_rank`."""
         await self._is_current()
-        return self.process.state is _OFF
+        return self.process.is_off
 
     async def rank_begins(self) -> None:
         """As `Launches.rank_begins`."""
-        if await self._is_current() and self.process.state is _ALONE:
+        if await self._is_current() and self.process.state is CommandState.ALONE:
             await self._start_others("has a process that acts as a rank")
-        if self.process.state is not _OFF:
+        if not self.process.is_off:
             raise self._refused(RANK_WITHOUT_LAUNCHER)
 
     def rank_connected(self) -> None:
         """Handle a process that reports its progress: it is a rank."""
-        if self.process.state is _ALONE:
+        if self.process.state is CommandState.ALONE:
             self._spawn(self._start_others("has a process that reports progress"))
 
     async def begin(self, launch: Launch) -> asyncio.Future[int] | None:
         """As `Launches.begin`."""
         never = asyncio.get_running_loop().create_future()
         current = await self._is_current()
-        if self.process.state is _OFF:
+        if self.process.is_off:
             return None
         if not current:
             return never  # its command ends
@@ -214,12 +213,12 @@ class PodCommand:
         except ValueError as error:
             raise self._refused(f"the launcher's options of logs: {error}") from None
         if has_own_attributes(launch):
-            if self.process.state is _ALONE:
+            if self.process.state is CommandState.ALONE:
                 await self._start_others("starts a launcher with other users, processors or namespaces than its own")
-                return None if self.process.state is _OFF else never
+                return None if self.process.is_off else never
             raise self._refused(OTHER_ATTRIBUTES)
         stage = self._stage = Stage(launch, asyncio.get_running_loop().create_future())
-        self.process.stage, self.process.state = number, _WAITS
+        self.process.stage, self.process.state = number, CommandState.WAITS
         self._table.apply(self.process.pid, ProcessEvent.HAND_OVER)
         self._launcher.stage = launch
         self._files.use_launcher(launch.role, logs, own_outputs(launch, self.process.worker), self.process.stage)
@@ -232,7 +231,7 @@ class PodCommand:
 
     def _pass(self, number: int) -> asyncio.Future[int]:
         """Let a launcher end at once whose stage is finished."""
-        self.process.stage, self.process.state = number, _GOES_ON
+        self.process.stage, self.process.state = number, CommandState.GOES_ON
         log.info("launcher %d of the command ends at once: it is finished in all pods", number)
         (passed := asyncio.get_running_loop().create_future()).set_result(0)
         return passed
@@ -265,7 +264,7 @@ class PodCommand:
     def refuse(self, message: str, exception: str = REFUSED) -> None:
         """As `Launches.refuse`."""
         worker = self.process.worker
-        if worker is None or self.process.state is _OFF:
+        if worker is None or self.process.is_off:
             return
         record_refusal(worker.error_file, message, exception)
         if self._stage is not None:
@@ -288,7 +287,7 @@ class PodCommand:
                 await self._window.until_closed()
             elif self._stage is not None:  # the command goes on once the ranks of its last launcher have ended
                 await asyncio.wait({self._stage.code})
-        if self.process.state is _GOES_ON:  # if that launcher was killed, other pods may still be at it
+        if self.process.state is CommandState.GOES_ON:  # if that launcher was killed, other pods may still be at it
             await self._finished.until(self.process.stage)
         return self.process.pid == pid and not (self.is_stopping() or self.process.ends)
 
@@ -301,9 +300,9 @@ class PodCommand:
 
     async def _start_others(self, reason: str) -> None:
         """Run the command once for each rank, from now on."""
-        if not await self._is_current() or self.process.state is not _ALONE:
+        if not await self._is_current() or self.process.state is not CommandState.ALONE:
             return
-        self.process.state = _OFF
+        self.process.state = CommandState.OFF
         if others := range(1, self._config.processes):
             log.info("the command %s: it runs once for each rank", reason)
             await self._start_ranks(others)
@@ -321,7 +320,7 @@ class PodCommand:
 
     def ended(self, pid: int, ended: EndedWorker, code: int) -> list[EndedWorker]:
         """Return what the end of a process of the round means for the round; `code` is its exit code."""
-        if self.is_stopping() or self.process.state in (_OFF, _ENDED):
+        if self.is_stopping() or self.process.state in (CommandState.OFF, CommandState.ENDED):
             return [ended]
         if pid == self.process.pid:
             return self._command_ended(ended)
@@ -331,7 +330,7 @@ class PodCommand:
         if ended.failure is not None:
             self._forget()
             return [ended]
-        if self.process.state is _ALONE and self._config.processes > 1:
+        if self.process.state is CommandState.ALONE and self._config.processes > 1:
             self._spawn(self._start_others("has ended and started no launcher"))
             return [ended]
         self._forget()
@@ -385,7 +384,7 @@ class PodCommand:
     def _go_on(self, stage: Stage, start: StartRound) -> None:
         process = self.process
         assert process.worker is not None  # noqa: S101
-        process.state = _GOES_ON
+        process.state = CommandState.GOES_ON
         process.worker = replace(process.worker, round=start.round, rank=start.rank)
         self._table.add(process.pid, process.worker, RUNNING)
         self._ranks.end_stage()

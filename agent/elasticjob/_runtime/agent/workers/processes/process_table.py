@@ -1,4 +1,4 @@
-"""The processes of this node's workers, each with its state. Pure."""
+"""The processes of this pod's workers, each with its state. Pure."""
 
 from __future__ import annotations
 

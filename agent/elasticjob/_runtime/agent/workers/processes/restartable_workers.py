@@ -149,7 +149,7 @@ class RestartableWorkers:
         return True
 
     def keeping(self, pid: int) -> bool:
-        """Return whether a worker still copies its state to the memory of the node before it ends."""
+        """Return whether a worker still copies its state to the memory of the pod before it ends."""
         peer = self._peers.get(pid)
         return peer is not None and peer.keeping
 

@@ -32,9 +32,9 @@ def wait_without_steps(start_seconds: float) -> float:
 
 
 def may_start(ranks: Sequence[RankInRound], start_seconds: float, now: float) -> bool:
-    """Return whether the workers of a node train, and spare processes may take processor time.
+    """Return whether the workers of a pod train, and spare processes may take processor time.
 
-    `start_seconds`: the longest time that a worker of this node took from its start to its function.
+    `start_seconds`: the longest time that a worker of this pod took from its start to its function.
     """
     wait = wait_without_steps(start_seconds)
     return all(rank.made_step or (rank.called is not None and now >= rank.called + wait) for rank in ranks)

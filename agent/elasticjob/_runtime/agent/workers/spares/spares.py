@@ -1,4 +1,4 @@
-"""The spare processes of this node: each waits at the function, and takes the place of its rank's process."""
+"""The spare processes of this pod: each waits at the function, and takes the place of its rank's process."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Spares:
         prestarts: PrestartLauncher,
         times: RoundTimes,
     ) -> None:
-        """`processes`: how many processes a round has on this node."""
+        """`processes`: how many processes a round has in this pod."""
         self.round_goes_on: Callable[[], bool] = lambda: True
         """Whether the present round is not about to end."""
         self.on_started: Callable[[], None] = lambda: None
@@ -62,7 +62,7 @@ class Spares:
         self._times = times
         self._last_start: StartRound | None = None
         self._may_have_spares = True
-        """False once a script has ended before its function outside of a round, and once this node leaves."""
+        """False once a script has ended before its function outside of a round, and once this pod leaves."""
         self._paused = False
         self._reached_function = False
         """Whether any spare process has come to its function."""

@@ -128,7 +128,14 @@ def record_ended_round(state: CoordinatorState, round_: Round) -> CoordinatorSta
     stopped = frozenset(a for a, m in round_.members.items() if m.state is MemberState.STOPPED or a in idle)
     pods = {agent_id: m.pod for agent_id, m in round_.members.items()}
     unresponsive = frozenset(a for a, m in round_.members.items() if m.unresponsive)
-    ended = LastRound(round_.id, round_.size, stopped & connected, stopped - connected, pods, unresponsive)
+    ended = LastRound(
+        id=round_.id,
+        size=round_.size,
+        stopped=stopped & connected,
+        stopped_disconnected=stopped - connected,
+        pods=pods,
+        unresponsive=unresponsive,
+    )
     if round_.formed_at or state.last_round.id is None:
         return replace(state, last_round=ended, attempted_rounds=())
     lost = frozenset(agent_id for agent_id, m in round_.members.items() if m.lost) - idle
