@@ -519,7 +519,8 @@ def test_a_missing_program_is_refused_before_any_node_starts(command: list[str],
     with LocalRun(manifest(command, replicas=2), tmp_path) as run:
         assert run.exit_code() == 64
     (line,) = run.lines
-    assert re.fullmatch(rf"elasticjob run: {expected} \(the trainer's command: {' '.join(command)}\)", line)
+    why = "the job uses this machine's files, and not those of its image"
+    assert re.fullmatch(rf"elasticjob run: {expected}; {why} \(the trainer's command: {' '.join(command)}\)", line)
 
 
 REPORTS_STEPS = """

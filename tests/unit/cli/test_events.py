@@ -76,6 +76,10 @@ def test_explain_says_what_to_do(run: Run) -> None:
     assert "What to do: raise resources.limits.memory" in run("explain", "OOMKilled").out
 
 
+def test_explain_breaks_no_name_that_a_person_copies(run: Run) -> None:
+    assert "elasticjob.dev/job-name=JOB,elasticjob.dev/role=store" in run("explain", "StoreLost").out
+
+
 def test_each_reason_says_what_it_means_and_what_to_do() -> None:
     known = [item for item in all_explanations() if item["kind"] != "phase"]
     assert [item["name"] for item in known if not item["meaning"]] == []

@@ -23,7 +23,11 @@ def main(path: str, *, nodes: int | None = None) -> int:
         print(f"elasticjob run: {error}", file=sys.stderr)
         return ExitCode.USAGE
     if problem := find_missing_program(local_command(job), command_environment(job), job.working_dir):
-        print(f"elasticjob run: {problem} (the trainer's command: {shlex.join(job.command)})", file=sys.stderr)
+        print(
+            f"elasticjob run: {problem}; the job uses this machine's files, and not those of its image (the trainer's"
+            f" command: {shlex.join(job.command)})",
+            file=sys.stderr,
+        )
         return ExitCode.USAGE
     return run_without_joining(_run(job))
 

@@ -53,7 +53,14 @@ def _lines(found: Sequence[Explanation], painter: Painter) -> list[str]:
     lines = []
     for item in found:
         lines.append(f"{painter.paint(item['name'], 'bold')}   {painter.paint(item['kind'], 'dim')}")
-        lines += textwrap.wrap(item["meaning"], _WIDTH, initial_indent="  ", subsequent_indent="  ")
+        lines += _wrapped(item["meaning"])
         if "do" in item:
-            lines += textwrap.wrap(f"What to do: {item['do']}", _WIDTH, initial_indent="  ", subsequent_indent="  ")
+            lines += _wrapped(f"What to do: {item['do']}")
     return lines
+
+
+def _wrapped(text: str) -> list[str]:
+    # A name such as elasticjob.dev/job-name=bert stays in one piece, so that a command can be copied.
+    return textwrap.wrap(
+        text, _WIDTH, initial_indent="  ", subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
