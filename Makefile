@@ -132,7 +132,8 @@ slow-tests:
 	@.ci/beside '$(MAKE) --no-print-directory operator-test e2e' '$(MAKE) --no-print-directory integration'
 
 .PHONY: deep
-deep: ## the tests that `make test` leaves out: the whole explorer, and those marked `deep`
+deep: ## the tests that `make test` leaves out: the whole explorer, all examples of property tests, and those marked `deep`
+	@pytest -q -n auto --dist worksteal -m hypothesis --hypothesis-profile deep tests/unit
 	@$(MAKE) --no-print-directory model
 	@$(MAKE) --no-print-directory integration MARKED=deep
 	@$(MAKE) --no-print-directory e2e MARKED=deep

@@ -15,8 +15,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 # Time is no property: a busy machine pauses a process for longer than hypothesis allows for one example.
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("any machine")
+_ANY_MACHINE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("short", _ANY_MACHINE, max_examples=25)
+settings.register_profile("deep", _ANY_MACHINE, max_examples=100)
+settings.load_profile("short")
 
 _DESELECTED = pytest.StashKey[int]()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticjob._runtime.local.manifest.job_schema import find_mistakes, job_schema
@@ -30,6 +30,7 @@ from elasticjob.convert.yaml_text import manifest_text
 from elasticjob_operator.model.job.job_defaults import DEFAULT_FIELDS
 from elasticjob_operator.model.job.spec import read_spec
 from support.cluster.kubectl import REPOSITORY
+from support.common.examples import examples
 
 Raw = dict[str, Any]
 SPEC: Raw = job_schema()["properties"]["spec"]
@@ -82,7 +83,7 @@ def without_empty(value: Any) -> Any:
     return {name: inner for name, inner in kept.items() if inner != {}}
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(values(SPEC))
 def test_a_spec_of_v1alpha1_comes_back_as_it_was(spec: Raw) -> None:
     assert find_mistakes(SPEC, spec) == []
@@ -91,7 +92,7 @@ def test_a_spec_of_v1alpha1_comes_back_as_it_was(spec: Raw) -> None:
     assert without_empty(to_v1alpha1(converted)) == without_empty(spec)
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(values(v1beta1_schema()))
 def test_a_spec_of_v1beta1_comes_back_as_it_was(spec: Raw) -> None:
     assert find_mistakes(v1beta1_schema(), spec) == []
@@ -100,13 +101,13 @@ def test_a_spec_of_v1beta1_comes_back_as_it_was(spec: Raw) -> None:
     assert without_empty(to_v1beta1(converted)) == without_empty(spec)
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(values(SPEC))
 def test_the_operator_reads_the_same_job(spec: Raw) -> None:
     assert read_spec(to_v1alpha1(to_v1beta1(spec))) == read_spec(spec)
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(values(SPEC))
 def test_a_conversion_changes_no_input_and_has_one_result(spec: Raw) -> None:
     before = repr(spec)

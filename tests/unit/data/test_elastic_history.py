@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+
+from support.common.examples import examples
 
 pytest.importorskip("torch")
 from torch.utils.data import DataLoader
@@ -108,7 +110,7 @@ ROUNDS = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 9), st.integers(1,
 
 
 @pytest.mark.parametrize("make", [MapRank, IterableRank])
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(st.integers(1, 60), st.integers(1, 16), st.none() | st.integers(1, 5), ROUNDS)
 def test_each_sample_once_an_epoch_in_any_sequence_of_rounds(
     make: Any, length: int, global_batch: int, max_size: int | None, rounds: list[tuple[int, int, int, bool]]

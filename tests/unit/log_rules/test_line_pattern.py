@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from elasticjob._runtime.contract.log_rules.line_pattern import MAX_LINE, LinePattern
 from elasticjob._runtime.contract.log_rules.pattern_program import MAX_PATTERN, PatternError
+from support.common.examples import examples
 
 MEGATRON = r"iteration +(?P<step>\d+)/ *(?P<total>\d+) .* lm loss: (?P<loss>\S+)"
 LINE = (
@@ -56,7 +57,7 @@ _PATTERNS = st.recursive(st.one_of(_CHARACTERS, _ANCHORS), _larger, max_leaves=8
 _LINES = st.text("abA1 _.:\u00e9", max_size=12)
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(_PATTERNS, _PATTERNS, _PATTERNS, _LINES, st.booleans())
 @example("", "a|b", "*", "cab", False)
 def test_finds_what_re_finds(before: str, one: str, two: str, line: str, any_case: bool) -> None:

@@ -6,12 +6,13 @@ import asyncio
 from collections import Counter, defaultdict
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticjob_operator.kube.limits import ConcurrencyLimit, RateLimit
 from elasticjob_operator.queue.fair_queue import FairQueue
 from elasticjob_operator.queue.workqueue import MOST_WORKERS, Schedule, WorkQueue
+from support.common.examples import examples
 
 GROUPS = st.sampled_from("abcd")
 Key = tuple[str, int]
@@ -41,7 +42,7 @@ def test_a_group_that_may_not_have_its_turn_keeps_its_place() -> None:
     assert [queue.pop(), queue.pop(), len(queue)] == ["a1", "b1", 0]
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.lists(st.one_of(GROUPS, st.none()), max_size=80))
 def test_no_item_is_lost_doubled_or_overtaken_by_more_than_its_groups_turns(steps: list[str | None]) -> None:
     """A step adds an item to a group, or pops one (None)."""
@@ -108,7 +109,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.lists(STEPS, max_size=60))
 def test_each_key_that_is_enqueued_runs_and_none_runs_twice_at_once(steps: list[tuple[str, object, int]]) -> None:
     schedule: Schedule[Key] = Schedule(group_of)

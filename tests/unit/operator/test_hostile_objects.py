@@ -8,7 +8,7 @@ import logging
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticjob._runtime.contract import codec
@@ -30,6 +30,7 @@ from elasticjob_operator.observation.stop_causes import stop_cause
 from elasticjob_operator.plan import plan
 from elasticjob_operator.watch import watch_cache
 from elasticjob_operator.watch.watch_cache import WatchCache
+from support.common.examples import examples
 from support.operator.build import NOW, UID, ended, raw_job, raw_pod, report
 from support.operator.cluster import Cluster
 from support.operator.world import Api, job_status
@@ -111,7 +112,7 @@ def check_writable(raw_status: Any) -> None:
     json.loads(written, parse_int=lambda digits: pytest.fail(digits) if len(digits) > 19 else int(digits))
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(changed(POD))
 def test_no_pod_makes_its_job_or_another_one_fail(raw: dict[str, Any]) -> None:
     pod = parse_pod(raw)
@@ -119,14 +120,14 @@ def test_no_pod_makes_its_job_or_another_one_fail(raw: dict[str, Any]) -> None:
     check_writable(planned.status)
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(changed(raw_job(status=STATUS)))
 def test_no_job_makes_its_plan_fail(raw: dict[str, Any]) -> None:
     parse_status(mapping(raw, "status"))
     plan(Observed(parse_job(raw)), "image", NOW)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(changed(NODE), changed(WORKLOAD), changed(LEASE))
 def test_no_node_workload_or_lease_raises(
     node: dict[str, Any], workload: dict[str, Any], lease: dict[str, Any]
@@ -163,7 +164,7 @@ LABELLED = {
 }  # fmt: skip
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(changed(EVENT), changed(LIMIT_RANGE), changed(LABELLED), changed({"labels": {"a": "b"}, "tolerations": []}))
 def test_no_event_limitrange_or_template_raises(
     event: dict[str, Any], limit_range: dict[str, Any], template: dict[str, Any], store: dict[str, Any]
@@ -176,7 +177,7 @@ def test_no_event_limitrange_or_template_raises(
 REPORT = report(*(parse_pod(raw_pod(i)) for i in range(2)))
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(changed(json.loads(encode(REPORT))))
 def test_no_report_of_a_store_makes_its_job_fail(raw: dict[str, Any]) -> None:
     try:

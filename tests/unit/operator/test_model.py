@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticjob._runtime.contract.commands.worker_count import quantity
@@ -16,6 +16,7 @@ from elasticjob_operator.model.job.spec import GangProvider, parse_spec, read_sp
 from elasticjob_operator.model.job.status import parse_status
 from elasticjob_operator.model.observed import Observed, parse_job
 from elasticjob_operator.plan import plan
+from support.common.examples import examples
 from support.operator.build import declared, ended, job, raw_job, raw_pod, worker
 
 
@@ -162,14 +163,14 @@ SPEC_FIELDS = (
 )
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.dictionaries(st.sampled_from(STATUS_FIELDS), JSON), st.dictionaries(st.sampled_from(SPEC_FIELDS), JSON))
 def test_no_status_or_spec_makes_a_plan_crash(status: dict[str, Any], spec: dict[str, Any]) -> None:
     parse_status(status)
     plan(Observed(parse_job(raw_job(status=status, **spec))), "image", 0.0)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.dictionaries(st.sampled_from(("metadata", "spec", "status")), JSON))
 def test_no_pod_makes_the_model_crash(raw: dict[str, Any]) -> None:
     parse_pod(raw)

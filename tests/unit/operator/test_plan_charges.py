@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticjob._runtime.contract.failures.failure_rules import FailureAction
@@ -19,6 +19,7 @@ from elasticjob_operator.model.cluster.raw import timestamp
 from elasticjob_operator.model.observed import Observed
 from elasticjob_operator.plan import Plan
 from elasticjob_operator.plan.failure_policy.budget import MAX_OUTAGES
+from support.common.examples import examples
 from support.operator.build import (
     NOW,
     Raw,
@@ -225,7 +226,7 @@ def histories(draw: st.DrawFn) -> tuple[list[Fact], int, int]:
     return facts, len(charged), len(restarts)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(histories(), st.data())
 def test_any_order_and_batching_of_the_same_facts_gives_the_same_charge(
     history: tuple[list[Fact], int, int], data: st.DataObject

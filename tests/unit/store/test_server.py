@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticjob._runtime.contract.names import StoreClients
@@ -18,6 +18,7 @@ from elasticjob._runtime.store.connections import Peer
 from elasticjob._runtime.store.last_requests import MAX_SIZE, LastRequests
 from elasticjob._runtime.store.server import StoreServer
 from elasticjob._runtime.store.wire import Limits, Op
+from support.common.examples import examples
 from support.common.store_client import StoreClient
 
 HELLO = wire.request(Op.VALIDATE, number=wire.MAGIC)
@@ -361,7 +362,7 @@ async def test_a_client_that_disconnects_during_a_wait_leaves_nothing_behind(sta
     two.close()
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(data=st.lists(st.one_of(st.binary(max_size=60), st.just(HELLO), st.just(wire.request(Op.WAIT, [b"k"])))))
 def test_fuzzed_bytes_never_block_other_clients(data: list[bytes]) -> None:
     async def scenario() -> None:
