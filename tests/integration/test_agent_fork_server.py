@@ -380,7 +380,6 @@ aborts = Aborts()
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(300)
 async def test_a_script_that_succeeds_and_leaves_a_process_group_skips_pythons_finalization(tmp_path: Path) -> None:
     """There, a thread of the process group that releases a tensor ends the process by SIGABRT."""
     path = tmp_path / "script.py"
@@ -530,7 +529,6 @@ async def test_coverage_is_measured(arguments: list[str], tmp_path: Path, monkey
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(300)
 async def test_torch_in_forked_workers(tmp_path: Path) -> None:
     """Random numbers differ, the number of threads is that of a new process, backward and data loaders work, CUDA is
     not initialized, and the memory of the imports is shared with the fork server."""
@@ -564,7 +562,6 @@ if __name__ == "__main__":
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(300)
 async def test_the_self_test_detects_a_parallel_region_in_the_fork_server(tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text("""
 import sys, torch
@@ -584,7 +581,6 @@ torch.ones(1 << 22).exp().sum()
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(300)
 async def test_the_default_imports_read_nothing_that_differs_between_workers(tmp_path: Path) -> None:
     """Forks have the values that the fork server read at the import."""
     (tmp_path / "script.py").write_text("""
@@ -610,7 +606,6 @@ print("\\n".join(sorted(read)))
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(300)
 async def test_a_process_group_of_a_worker_does_not_look_for_packages_that_provide_it(tmp_path: Path) -> None:
     path = tmp_path / "script.py"
     path.write_text("""
@@ -627,7 +622,6 @@ print(dist.get_backend(), dist.Backend.default_device_backend_map["cuda"])
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(300)
 async def test_the_functions_for_training_code_are_imported_unless_the_program_has_its_own_package(
     tmp_path: Path,
 ) -> None:

@@ -19,7 +19,7 @@ from elasticjob._runtime.system.code_root import CODE_ROOT
 from support.common.torchrun import WORKER, script
 from support.local.run import LocalRun, manifest
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.torch
 pytest.importorskip("torch")
 
 TORCHRUN = str(Path(sys.executable).with_name("torchrun"))

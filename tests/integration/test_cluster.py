@@ -42,7 +42,6 @@ HOST_FOLDERS = ("usr", "lib", "lib64", "bin")
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0 or docker_answers(), reason="the bare cluster needs root")
 on_cluster = pytest.mark.cluster
-whole_life = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 
 def command(*arguments: str, kubernetes: str = "") -> subprocess.CompletedProcess[str]:
@@ -297,7 +296,7 @@ def test_a_too_old_go_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 class TestWholeLife:
     """Starting and removing a cluster, also after interruptions."""
 
-    pytestmark = whole_life
+    pytestmark = pytest.mark.cluster
 
     def test_down_leaves_nothing_behind(self) -> None:
         verbs.down()

@@ -123,7 +123,6 @@ print(logging.getLogger("torch._dynamo").level)
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(300)
 async def test_torchs_switches_have_their_effect(tmp_path: Path) -> None:
     script = write_program(tmp_path, TORCH)
     async with forking(script, ("torch", "torch._dynamo")) as launcher:

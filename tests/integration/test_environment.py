@@ -25,7 +25,6 @@ NCCL_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(180)
 def test_environment_of_torchrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONUNBUFFERED", "1")
     script = tmp_path / "script.py"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from support.agent.worker_scripts import script
 from support.local.run import LocalRun, manifest
 
@@ -35,7 +33,6 @@ if runs("exec"):
 """
 
 
-@pytest.mark.timeout(120)
 def test_what_kubectl_exec_left_outlives_a_restart(tmp_path: Path) -> None:
     job = manifest([*script(tmp_path, STARTS_TWO), str(tmp_path)], preload=[], failurePolicy={"maxRestarts": 1})
     with LocalRun(job, tmp_path) as run:

@@ -47,7 +47,6 @@ def test_every_kind_of_fault_is_here() -> None:
     assert {kind for kind, (_, ended) in FAULTS.items() if not ended} == {*UNNOTICED}
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("kind", FAULTS)
 def test_a_fault_of_each_kind(kind: str, job: FaultyJob) -> None:
     """The rank stops after a step. `inject` checks who survives, and every step of every rank is checked."""
@@ -61,7 +60,6 @@ def test_a_fault_of_each_kind(kind: str, job: FaultyJob) -> None:
         job.wait_for(rf"round \S+ ended: {ended}")
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize(("second", "kept"), [("SIGKILL", 2), ("exception", 3)])
 def test_two_ranks_fail_at_once(second: str, kept: int, job: FaultyJob) -> None:
     """After the same step. The two others stay, and so does the one that raises."""
@@ -70,7 +68,6 @@ def test_two_ranks_fail_at_once(second: str, kept: int, job: FaultyJob) -> None:
     assert (report.kept, report.replaced) == (kept, 4 - kept)
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("point", ["called", "formed", "synced"])
 def test_a_fault_in_a_recovery_and_one_in_the_recovery_from_that(point: str, job: FaultyJob) -> None:
     """The two processes that no fault hits stay; a rank that raises stays too."""
@@ -83,7 +80,6 @@ def test_a_fault_in_a_recovery_and_one_in_the_recovery_from_that(point: str, job
     assert (report.kept, report.replaced) == (2, 2)
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("second", ["called", "forward"])
 def test_a_process_whose_recovery_fails_twice_in_a_row_is_replaced(second: str, job: FaultyJob) -> None:
     """Also if it fails in its first step, which begins after the `State.sync` that reports one."""
@@ -97,7 +93,6 @@ def test_a_process_whose_recovery_fails_twice_in_a_row_is_replaced(second: str, 
     job.wait_for("rank 1 failed 2 times in a row before its first step: a new process takes its place")
 
 
-@pytest.mark.timeout(240)
 def test_a_rank_that_hangs_in_a_recovery_is_replaced(job: FaultyJob) -> None:
     """It has made no step in this round, but in an earlier one: the time that a start needs is known."""
     faults = (RankFault("exception", 0, "step"), RankFault("SIGSTOP", 1, "called", recovery=True))
@@ -106,7 +101,6 @@ def test_a_rank_that_hangs_in_a_recovery_is_replaced(job: FaultyJob) -> None:
     job.wait_for(r"round \S+ ended: WorkerFailed: rank 1: no progress .* the process does not respond.*\(Hang\)")
 
 
-@pytest.mark.timeout(240)
 def test_the_node_of_the_rounds_store_is_lost_while_the_other_ranks_connect_to_it(job: FaultyJob) -> None:
     """Rank 0's node has the store."""
     faults = (RankFault("exception", 2, "step"), RankFault("node lost", 0, "called", recovery=True))
@@ -114,7 +108,6 @@ def test_the_node_of_the_rounds_store_is_lost_while_the_other_ranks_connect_to_i
     assert (report.kept, report.replaced) == (3, 1)
 
 
-@pytest.mark.timeout(240)
 def test_two_nodes_are_lost_with_the_store(job: FaultyJob) -> None:
     """Half of the round and the coordinator at once: the other half waits for the new store, and keeps its state."""
     faults = (

@@ -187,7 +187,6 @@ async def test_every_kind_of_writer_that_is_left_open_is_complete_after_each_end
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(300)
 async def test_every_kind_of_writer_is_complete_if_a_successful_script_leaves_its_process_group(tmp_path: Path) -> None:
     forked, plain = new_folder(tmp_path / "forked"), new_folder(tmp_path / "plain")
     code, _, err = await run_forked(forked, WRITERS + LEAVE_A_GROUP, ("torch", "torch.distributed"))

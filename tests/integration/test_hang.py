@@ -78,7 +78,6 @@ waits_for("done")
 '''
 
 
-@pytest.mark.timeout(120)
 def test_a_hang_that_is_only_reported(tmp_path: Path) -> None:
     policy = {"progressTimeoutSeconds": TIMEOUT, "action": "Event"}
     with LocalRun(manifest([*script(tmp_path, PAUSES), str(tmp_path)], replicas=2, hangPolicy=policy), tmp_path) as run:
@@ -95,7 +94,6 @@ def test_a_hang_that_is_only_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(300)
 def test_a_rank_that_sleeps_for_ever_and_one_that_is_stopped(tmp_path: Path) -> None:
     done = tmp_path / "done"
     job = manifest(
@@ -222,7 +220,6 @@ train()
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize(
     ("policy", "steps"),
     [
@@ -263,7 +260,6 @@ def test_a_rank_that_does_not_enter_a_collective_ends_the_round_without_a_hang_p
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(180)
 def test_an_overdue_collective_before_the_first_step_ends_the_round_with_a_hang_policy_too(tmp_path: Path) -> None:
     """The policy watches ranks from their first step on, and torch's own time-out is off."""
     policy: dict[str, Any] = {"hangPolicy": {"progressTimeoutSeconds": 600}}

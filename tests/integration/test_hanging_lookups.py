@@ -29,7 +29,6 @@ def wait_for_lookup(process: ChildProcess) -> None:
 
 
 @needs_root
-@pytest.mark.timeout(140)
 def test_an_agent_leaves_while_it_looks_up_its_store(tmp_path: Path) -> None:
     variables = {
         Env.RUN_ID: "run", Env.NODE_KEY: "00" * 16, Env.INDEX: "0", Env.POD_NAME: "toy-0", Env.POD_IP: "192.0.2.1",
@@ -43,7 +42,6 @@ def test_an_agent_leaves_while_it_looks_up_its_store(tmp_path: Path) -> None:
 
 
 @needs_root
-@pytest.mark.timeout(140)
 def test_an_operator_ends_while_it_looks_up_the_api_server(tmp_path: Path) -> None:
     config = tmp_path / "kubeconfig"
     cluster = {"name": "c", "cluster": {"server": "https://api.example:6443"}}

@@ -408,7 +408,6 @@ def repeats_the_steps_since_the_checkpoint(output: str) -> None:
     assert output.count("20 steps in the last iteration") == 3
 
 
-@pytest.mark.timeout(300)
 def test_the_example_goes_on_from_its_checkpoint_in_the_same_processes(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3", str(EXAMPLE)]
     environ = {**os.environ, "PYTHONPATH": str(Path(elasticjob.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
@@ -418,7 +417,6 @@ def test_the_example_goes_on_from_its_checkpoint_in_the_same_processes(tmp_path:
     repeats_the_steps_since_the_checkpoint(torchrun.text)
 
 
-@pytest.mark.timeout(300)
 def test_the_example_calls_its_hooks_on_each_rank_in_the_documented_order() -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3"]
     environ = {**os.environ, "PYTHONPATH": str(Path(elasticjob.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
@@ -434,7 +432,6 @@ def test_the_example_calls_its_hooks_on_each_rank_in_the_documented_order() -> N
     assert sorted(re.findall("^returned (.*)", torchrun.text, re.MULTILINE)) == ["10.0", "10.0", "None"]
 
 
-@pytest.mark.timeout(300)
 def test_the_example_runs_in_an_elastic_job_too(tmp_path: Path) -> None:
     """The agents notice nothing: no worker ends, and nothing is charged."""
     options = [f"--path={tmp_path / 'state.pt'}", "--steps=30", "--raise-at=15"]

@@ -228,7 +228,6 @@ def says(rank: subprocess.Popen[str]) -> str:
     return rank.stdout.readline()
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("sends", [True, False], ids=["in the middle", "before the first byte"])
 def test_an_operation_that_gloo_loses_is_distinguished_from_one_that_it_ends(sends: bool, tmp_path: Path) -> None:
     """A peer that stops while its data arrives; one that stops before is the ordinary case."""
@@ -252,7 +251,6 @@ def test_an_operation_that_gloo_loses_is_distinguished_from_one_that_it_ends(sen
             process.communicate()
 
 
-@pytest.mark.timeout(120)
 def test_a_wait_for_a_live_peer_is_no_lost_operation(tmp_path: Path) -> None:
     """All connections of the groups that are known are closed, but the script has made another group itself."""
     (tmp_path / "lives.py").write_text(LIVES)
@@ -306,7 +304,6 @@ def test_a_process_may_end_right_after_it_has_left_its_groups(tmp_path: Path) ->
     assert done.stdout == f"{[7] * 8}\n", done.stderr
 
 
-@pytest.mark.timeout(200)
 @pytest.mark.parametrize("program", [FORMS, CONNECTS], ids=["silent peer", "lost store"])
 def test_a_wait_for_a_connection_that_never_comes(program: str, tmp_path: Path) -> None:
     """The peer was stopped or cut off between its entry in the store and its connection; the store's node is lost."""

@@ -22,7 +22,6 @@ from support.training.wrapper_ranks import PRELUDE
 
 pytestmark = [
     pytest.mark.torch,
-    pytest.mark.timeout(300),
     pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("ip"), reason="needs root and ip"),
 ]
 

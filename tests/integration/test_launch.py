@@ -104,7 +104,6 @@ def test_worker_states_are_torchs() -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(120)
 def test_the_example_returns_the_same_loss_on_all_ranks() -> None:
     pytest.importorskip("torch")
     example = Path(__file__).parents[2] / "examples/launch/train.py"

@@ -68,7 +68,6 @@ def test_listeners_accept_the_families_that_there_are(network: str) -> None:
 
 @needs_root
 @pytest.mark.torch
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("network", ["without-ipv6", "ipv6-disabled"])
 def test_a_worker_that_dies_is_replaced_on_a_machine(network: str, tmp_path: Path) -> None:
     sysctl, within, _ = NETWORKS[network]

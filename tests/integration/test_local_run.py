@@ -160,7 +160,6 @@ time.sleep(600)
 """
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("restarts", [15, pytest.param(100, marks=pytest.mark.deep)])
 @pytest.mark.parametrize("preload", [[], ["json"]], ids=["exec", "fork"])
 def test_restarts_in_place_leave_shared_memory_as_it_was(tmp_path: Path, preload: list[str], restarts: int) -> None:
@@ -215,7 +214,6 @@ raise RuntimeError("[/gloo/transport/tcp/pair.cc:561] Connection closed by peer 
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize(("nodes", "processes"), [(2, 1), (1, 2)])
 def test_a_rank_that_ends_early_is_named_though_its_process_exits_later(
     tmp_path: Path, nodes: int, processes: int
@@ -615,7 +613,6 @@ def test_a_bad_manifest_is_a_usage_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(240)
 def test_training_survives_the_loss_of_a_worker_an_agent_and_the_store(tmp_path: Path) -> None:
     """One DDP job with an unmodified script and forked workers; after each fault the new world makes steps."""
     done = tmp_path / "done"

@@ -12,7 +12,7 @@ import pytest
 
 from support.local.run import LocalRun, manifest
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.torch
 pytest.importorskip("tensorboard")
 
 STEPS = 40

@@ -15,7 +15,7 @@ import pytest
 
 from elasticjob._runtime.agent.start_workers.in_workers import sitecustomize
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.torch
 
 START = 240
 """Seconds for the imports of a framework on a busy machine."""

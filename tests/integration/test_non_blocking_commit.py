@@ -113,7 +113,6 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.timeout(300)
 def test_a_process_that_dies_while_it_commits_goes_back_to_the_commit_before(tmp_path: Path) -> None:
     texts = []
     for arguments in ([], [str(tmp_path / "died")]):

@@ -58,7 +58,6 @@ def finish(run: LocalRun, folder: Path) -> None:
     assert "toy succeeded; 0 restarts" in run.text
 
 
-@pytest.mark.timeout(180)
 def test_half_of_a_round_without_the_coordinator_is_frozen_while_the_other_half_trains(tmp_path: Path) -> None:
     """Group rank 0, whose worker writes the checkpoints, is in the half that is cut off."""
     with LocalRun(job(tmp_path), tmp_path, within=OWN_NETWORK) as run:
@@ -76,7 +75,6 @@ def test_half_of_a_round_without_the_coordinator_is_frozen_while_the_other_half_
         finish(run, tmp_path)
 
 
-@pytest.mark.timeout(180)
 def test_more_than_half_of_a_round_trains_on_without_the_coordinator_and_the_rest_waits(tmp_path: Path) -> None:
     with LocalRun(job(tmp_path), tmp_path, within=OWN_NETWORK) as run:
         run.wait_for(rf"runs: {SIZE} workers on {SIZE} pods")

@@ -19,7 +19,7 @@ from elasticjob._runtime.agent.start_workers.in_workers import lightning_status,
 from elasticjob.frameworks import own_callbacks, plain_lightning
 from elasticjob.training import progress_channel
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.torch
 
 STEPS = 9
 

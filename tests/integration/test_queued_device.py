@@ -160,7 +160,6 @@ def job(tmp_path: Path, change: str, mode: str) -> Iterator[Job]:
         yield Job(run, tmp_path)
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     ("change", "mode"),
     [
@@ -181,7 +180,6 @@ def test_survivors_of_a_kill_have_the_right_weights(job: Job, change: str, mode:
     job.end()
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     ("change", "mode"), [("assignment", "ahead"), pytest.param("assignment", "late", marks=pytest.mark.deep)]
 )
@@ -196,7 +194,6 @@ def test_all_processes_keep_the_right_weights_if_one_raises(job: Job, change: st
     job.end()
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize(("change", "mode"), [("assignment", "late")])
 def test_a_rank_whose_collective_fails_first_waits_for_the_others_too(job: Job, change: str, mode: str) -> None:
     """It is out of its function when it learns of the end of the round."""

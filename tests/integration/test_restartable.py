@@ -142,7 +142,6 @@ def compare(found: dict[int, tuple[int, int]], before: dict[int, tuple[int, int]
     return {rank: "new" if pid not in old and call == 1 else (pid, call) for rank, (pid, call) in found.items()}
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     "training", [{"elasticPolicy": {"minReplicas": 2, "maxReplicas": 3}, "stopGraceSeconds": 5}], indirect=True
 )
@@ -180,7 +179,6 @@ def test_processes_survive_what_they_can(training: Training) -> None:
     assert "wrong gradient" not in run.text
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("training", [{"elasticPolicy": {"minReplicas": 2, "maxReplicas": 3}}], indirect=True)
 def test_a_node_is_lost_and_replaced(training: Training) -> None:
     """The others lose the step in progress when it goes, and none when its replacement joins."""
@@ -199,7 +197,6 @@ def test_a_node_is_lost_and_replaced(training: Training) -> None:
     assert begins == [last] * 3, "the round begins where the last one ended"
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     "training", [{"hangPolicy": {"progressTimeoutSeconds": 10}, "stopGraceSeconds": 600}], indirect=True
 )
@@ -217,7 +214,6 @@ def test_a_hanging_rank_is_interrupted_and_one_that_was_stopped_is_killed_at_onc
     assert run.exit_code() == 0, run.text
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("training", [{"failurePolicy": {"maxRestarts": 0}, "stopGraceSeconds": 30}], indirect=True)
 def test_the_exception_reaches_the_script_when_no_round_follows(training: Training) -> None:
     run = training.run
@@ -229,7 +225,6 @@ def test_the_exception_reaches_the_script_when_no_round_follows(training: Traini
     assert "]:returned" not in run.text
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     "training", [{"elasticPolicy": {"minReplicas": 2, "maxReplicas": 3}, "stopGraceSeconds": 0}], indirect=True
 )
@@ -251,7 +246,6 @@ def test_processes_stay_without_a_grace_too(training: Training) -> None:
     assert [int(step) for step in begins] == [last] * 3
 
 
-@pytest.mark.timeout(120)
 def test_a_function_below_a_shell_restarts_by_new_processes(tmp_path: Path) -> None:
     """The agent does not know when the shell is done, so it stops the shell like any worker."""
     _, path = script(tmp_path, TRAINS)
@@ -281,7 +275,6 @@ def losses(text: str) -> list[tuple[int, str]]:
     return [(int(step), loss) for step, loss in re.findall(r"step=(\d+) loss=(\S+) world=3 rank=0", text)]
 
 
-@pytest.mark.timeout(240)
 def test_the_example_trains_as_if_nothing_had_happened(tmp_path: Path) -> None:
     """The same bits as in a run without a fault, though a worker is killed, a node is drained and a rank 0 is killed.
 
@@ -351,7 +344,6 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.timeout(120)
 def test_a_failure_while_the_others_form_their_group(tmp_path: Path) -> None:
     """A wait in the store ends too: the processes that wait there are interrupted, not killed."""
     command = [*script(tmp_path, FORMS_TWICE), str(tmp_path)]
@@ -408,7 +400,6 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.timeout(120)
 def test_a_process_whose_collective_gloo_has_lost_is_replaced_at_once(tmp_path: Path) -> None:
     """Not after `stopGraceSeconds`: the interruption cannot reach it. Its node keeps its state, the only one."""
     command = script(tmp_path, ENDS_WHILE_SENDING)
@@ -450,7 +441,6 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.timeout(120)
 def test_a_process_whose_groups_do_not_end_is_replaced(tmp_path: Path) -> None:
     """It has left its function, and gets more time than `stopGraceSeconds`, but not for ever."""
     command = [*script(tmp_path, GROUPS_THAT_DO_NOT_END), str(tmp_path)]
@@ -490,7 +480,6 @@ raise ValueError("after the function")
 """
 
 
-@pytest.mark.timeout(120)
 def test_a_script_that_fails_after_a_planned_end_has_failed(tmp_path: Path) -> None:
     """What ended a process at a planned end must not end it with success later."""
     spec: dict[str, Any] = {"elasticPolicy": {"minReplicas": 1, "maxReplicas": 2}, "failurePolicy": {"maxRestarts": 0}}

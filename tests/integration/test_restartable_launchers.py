@@ -46,7 +46,6 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.timeout(180)
 def test_launch_calls_the_function_again_in_the_same_processes(tmp_path: Path) -> None:
     """The values are those of the last call."""
     (tmp_path / "program.py").write_text(LAUNCHES)
@@ -90,7 +89,6 @@ def trains(node: Torchrun) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-@pytest.mark.timeout(240)
 def test_under_torchrun_the_function_is_called_once_in_each_process(tmp_path: Path) -> None:
     """torchrun starts its workers itself and ends all of them after a failure: the handler cannot keep a process."""
     (tmp_path / "train.py").write_text(TRAINS)

@@ -46,7 +46,6 @@ dist.destroy_process_group()
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(300)
 def test_a_python_without_memfd_create_keeps_the_training_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,7 +91,6 @@ with tempfile.TemporaryDirectory() as folder:
 
 @needs_root
 @pytest.mark.torch
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("launcher", "user"), [("python", "12345"), ("torchrun", "12345"), ("shell", "0")])
 def test_a_read_only_root_without_a_temporary_folder_needs_no_volume(
     launcher: str, user: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -73,7 +73,6 @@ def saved_step(folder: Path) -> int:
     return read_file_header(str(folder / "state")).step
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("grace", [1, 0])
 def test_the_steps_before_a_failure_that_ends_the_job(grace: int, tmp_path: Path) -> None:
     """The other ranks were inside the step that failed, which is undone."""
@@ -83,7 +82,6 @@ def test_the_steps_before_a_failure_that_ends_the_job(grace: int, tmp_path: Path
     assert saved_step(tmp_path) == 30
 
 
-@pytest.mark.timeout(120)
 def test_the_steps_before_a_failure_that_a_rule_makes_the_jobs_end(tmp_path: Path) -> None:
     rule = {"name": "bad-data", "action": "FailJob", "onReasons": ["UserError"]}
     with start(tmp_path, raises=30, replicas=3, restarts=5, rules=[rule]) as run:
@@ -92,7 +90,6 @@ def test_the_steps_before_a_failure_that_a_rule_makes_the_jobs_end(tmp_path: Pat
     assert saved_step(tmp_path) == 30
 
 
-@pytest.mark.timeout(120)
 def test_the_last_step_of_a_job_that_is_stopped(tmp_path: Path) -> None:
     with start(tmp_path, replicas=3) as run:
         run.wait_for("trains rank 0")
@@ -101,7 +98,6 @@ def test_the_last_step_of_a_job_that_is_stopped(tmp_path: Path) -> None:
     assert saved_step(tmp_path) == last_step(run)
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("grace", [1, 0])
 def test_the_last_step_of_the_only_node(grace: int, tmp_path: Path) -> None:
     with start(tmp_path, replicas=1, stopGraceSeconds=grace) as run:
@@ -114,7 +110,6 @@ def test_the_last_step_of_the_only_node(grace: int, tmp_path: Path) -> None:
     assert int(found[1]) == int(found[2]) == int(re.findall(r"ends after step (\d+)", run.text)[0])
 
 
-@pytest.mark.timeout(120)
 def test_the_last_step_of_a_process_that_fails_again_and_again(tmp_path: Path) -> None:
     """It is the only one, and its script has committed nothing."""
     with start(tmp_path, replicas=1, restarts=3) as run:

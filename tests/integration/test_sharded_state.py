@@ -16,7 +16,7 @@ import pytest
 
 from support.local.run import LocalRun, manifest
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.torch
 TESTS = Path(__file__).parents[1]
 PROGRAM = TESTS / "support/training/sharded_state_ranks.py"
 EXAMPLE = TESTS.parent / "examples" / "sharded" / "train.py"

@@ -23,7 +23,6 @@ SECONDS = 3.0
 """What each process needs up to its function."""
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("rank", [pytest.param(2, marks=pytest.mark.deep), 0])
 def test_the_others_make_steps_while_a_killed_process_starts_again(rank: int, tmp_path: Path) -> None:
     """The smaller world makes steps before the new process comes to its function. Then it joins in one pause."""
@@ -93,7 +92,6 @@ def trains(run: LocalRun, world: int) -> dict[int, int]:
     return found
 
 
-@pytest.mark.timeout(180)
 def test_the_other_process_of_the_pod_waits_and_goes_on_with_the_new_one(tmp_path: Path) -> None:
     """Two pods of two workers: one of four is killed, and the two of the other pod go on."""
     with start(tmp_path, replicas=2, nprocPerNode=2) as run:
@@ -110,7 +108,6 @@ def test_the_other_process_of_the_pod_waits_and_goes_on_with_the_new_one(tmp_pat
     assert "toy succeeded; 1 restart" in run.text
 
 
-@pytest.mark.timeout(180)
 def test_a_spare_process_that_is_not_at_the_function_goes_on_as_the_new_one(tmp_path: Path) -> None:
     with start(tmp_path, replicas=2, spare_process=True) as run:
         two = trains(run, 2)
@@ -128,7 +125,6 @@ def test_a_spare_process_that_is_not_at_the_function_goes_on_as_the_new_one(tmp_
     assert again[1] == spare
 
 
-@pytest.mark.timeout(180)
 def test_the_others_wait_in_a_job_of_fixed_size(tmp_path: Path) -> None:
     with start(tmp_path, replicas=2, low=2) as run:
         two = trains(run, 2)
@@ -140,7 +136,6 @@ def test_the_others_wait_in_a_job_of_fixed_size(tmp_path: Path) -> None:
     assert again[1] != two[1]
 
 
-@pytest.mark.timeout(180)
 def test_the_others_wait_once_a_script_is_known_to_need_its_round_before_the_function(tmp_path: Path) -> None:
     """Its first start ahead ends early, and it starts again in its round. The next time the others wait."""
     with start(tmp_path, 'print("store at", os.environ["MASTER_ADDR"], flush=True)', replicas=3) as run:

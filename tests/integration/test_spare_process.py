@@ -94,7 +94,6 @@ def ends(pid: int) -> bool:
         os.close(descriptor)
 
 
-@pytest.mark.timeout(120)
 def test_a_spare_process_takes_the_place_of_a_killed_one_and_is_replaced(tmp_path: Path) -> None:
     with start(tmp_path) as run:
         first = begun(run, 2)
@@ -116,7 +115,6 @@ def test_a_spare_process_takes_the_place_of_a_killed_one_and_is_replaced(tmp_pat
     assert steps[-1] > steps[0], "the state is that of the process that stays"
 
 
-@pytest.mark.timeout(120)
 def test_a_spare_process_warms_up_before_its_round(tmp_path: Path) -> None:
     """What its first round and step need once is done by then: it has formed a group, and reduced gradients."""
     hook = "torch.nn.modules.module.register_module_forward_pre_hook"
@@ -133,7 +131,6 @@ def test_a_spare_process_warms_up_before_its_round(tmp_path: Path) -> None:
     assert "will take longer" not in run.text
 
 
-@pytest.mark.timeout(120)
 def test_each_local_rank_has_one_and_a_lost_one_is_replaced(tmp_path: Path) -> None:
     with start(tmp_path, nodes=1, workers=2) as run:
         first = begun(run, 2)
@@ -151,7 +148,6 @@ def test_each_local_rank_has_one_and_a_lost_one_is_replaced(tmp_path: Path) -> N
         assert run.exit_code() == 0, run.text
 
 
-@pytest.mark.timeout(120)
 def test_a_script_that_cannot_run_outside_of_a_round_gets_no_spare_process(tmp_path: Path) -> None:
     with start(tmp_path, 'print("store at", os.environ["MASTER_ADDR"], flush=True)') as run:
         first = begun(run, 2)
@@ -165,7 +161,6 @@ def test_a_script_that_cannot_run_outside_of_a_round_gets_no_spare_process(tmp_p
     assert len(re.findall(r"sets up pid \d+ local rank 0 round 0\.0\.", run.text)) == 2
 
 
-@pytest.mark.timeout(120)
 def test_a_spare_process_that_is_not_at_its_function_does_not_delay_the_new_one(tmp_path: Path) -> None:
     """It waits for a lock that the lost process held. It ends with what it has started."""
     helper = (
@@ -213,7 +208,6 @@ def old_checkpoint(folder: Path, *, made_inside: bool, restarts: int = 1) -> Ite
     assert f"toy succeeded; {restarts} restart" in run.text
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("made_inside", [pytest.param(False, marks=pytest.mark.deep), True])
 def test_spare_processes_do_not_bring_back_an_old_checkpoint(made_inside: bool, tmp_path: Path) -> None:
     """All processes of the round are lost."""
@@ -227,7 +221,6 @@ def test_spare_processes_do_not_bring_back_an_old_checkpoint(made_inside: bool, 
             os.kill(agent, signal.SIGCONT)
 
 
-@pytest.mark.timeout(120)
 def test_nor_if_the_last_process_with_the_state_is_lost_while_it_waits_for_the_next_round(tmp_path: Path) -> None:
     with old_checkpoint(tmp_path, made_inside=True) as (run, first):
         agent = agent_over(first[0])
@@ -240,7 +233,6 @@ def test_nor_if_the_last_process_with_the_state_is_lost_while_it_waits_for_the_n
         os.kill(agent, signal.SIGCONT)
 
 
-@pytest.mark.timeout(120)
 def test_nor_if_it_is_lost_before_a_spare_process_that_was_called_has_received_the_state(tmp_path: Path) -> None:
     with old_checkpoint(tmp_path, made_inside=False, restarts=2) as (run, first):
         (tmp_path / "hold").touch()
@@ -258,7 +250,6 @@ def runs(pid: int) -> bool:
     return before.splitlines()[-2:] != Path(f"/proc/{pid}/status").read_text().splitlines()[-2:]
 
 
-@pytest.mark.timeout(120)
 def test_a_spare_process_is_killed_first_without_memory_until_it_trains(tmp_path: Path) -> None:
     def score(pid: int) -> int:
         return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
@@ -291,7 +282,6 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.timeout(120)
 def test_a_script_that_reports_no_steps_gets_one_after_a_time(tmp_path: Path) -> None:
     command = [*script(tmp_path, REPORTS_NO_STEPS), str(tmp_path)]
     with LocalRun(manifest(command, replicas=2, preload=["torch"]), tmp_path) as run:

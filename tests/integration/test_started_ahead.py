@@ -78,7 +78,6 @@ def lose_rank_1(run: LocalRun) -> int:
     return survivor
 
 
-@pytest.mark.timeout(120)
 def test_the_others_train_while_a_new_node_sets_up(tmp_path: Path) -> None:
     """The new process waits in its script. Only when it gets on does the round of the others end."""
     with start(tmp_path) as run:
@@ -96,7 +95,6 @@ def test_the_others_train_while_a_new_node_sets_up(tmp_path: Path) -> None:
     assert len(re.findall("sets up pid", run.text)) == 4, "three nodes and the new one"
 
 
-@pytest.mark.timeout(120)
 def test_a_script_that_needs_its_round_before_the_function_starts_again_in_it(tmp_path: Path) -> None:
     with start(tmp_path, 'print("store at", os.environ["MASTER_ADDR"], flush=True)') as run:
         lose_rank_1(run)
@@ -108,7 +106,6 @@ def test_a_script_that_needs_its_round_before_the_function_starts_again_in_it(tm
     assert "toy succeeded; 0 restarts" in run.text
 
 
-@pytest.mark.timeout(120)
 def test_a_node_that_waits_does_not_bring_back_an_old_checkpoint(tmp_path: Path) -> None:
     """It has read one before its function. All nodes that trained since are lost."""
     (tmp_path / "checkpoint").write_text("1")
@@ -139,7 +136,6 @@ while os.path.exists(os.path.join(folder, "wait")):
     assert "toy succeeded; 0 restarts" in run.text
 
 
-@pytest.mark.timeout(120)
 def test_a_job_ends_while_a_new_node_sets_up(tmp_path: Path) -> None:
     """The new process is gone before its agent, though it needs a while to give its memory back."""
     with start(tmp_path, gb_ahead=1) as run:
@@ -151,7 +147,6 @@ def test_a_job_ends_while_a_new_node_sets_up(tmp_path: Path) -> None:
     assert not Path(f"/proc/{pid}").exists()
 
 
-@pytest.mark.timeout(120)
 def test_a_state_that_the_function_makes_is_committed_at_a_planned_end(tmp_path: Path) -> None:
     """Its objects end with the function, though the process stays."""
     with start(tmp_path, made_inside=True) as run:

@@ -44,7 +44,6 @@ dist.destroy_process_group()
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(300)
 def test_the_slow_rank_is_named_and_none_once_all_keep_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(Env.STEP_TIME_WINDOW_SECONDS, "1")
     job = manifest([*script(tmp_path, TRAINS), str(tmp_path)], replicas=2, preload=["torch", "torch._dynamo"])

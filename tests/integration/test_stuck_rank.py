@@ -67,7 +67,6 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.timeout(300)
 def test_the_state_of_a_rank_that_is_killed_because_it_waits_in_c(tmp_path: Path) -> None:
     """It alone has the newest state. The other rank raises, and the agent kills this one after `stopGraceSeconds`."""
     job = manifest([*script(tmp_path, STUCK), str(tmp_path)], replicas=2, stopGraceSeconds=5, preload=["torch"])

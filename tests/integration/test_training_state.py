@@ -118,7 +118,6 @@ def steps_of(text: str, rank: int) -> list[tuple[int, int]]:
     return [(int(s), int(w)) for s, w in re.findall(rf"step=(\d+) .* world=(\d) rank={rank} ", text)]
 
 
-@pytest.mark.timeout(400)
 def test_no_step_is_lost_or_repeated_when_a_node_is_drained_and_replaced(tmp_path: Path) -> None:
     saved = tmp_path / "state"
     job = example(tmp_path, "--steps=100000", "--step-delay=0.01", f"--path={saved}")
@@ -141,7 +140,6 @@ def test_no_step_is_lost_or_repeated_when_a_node_is_drained_and_replaced(tmp_pat
         assert int(again.wait_for(r"step=(\d+) ", 200)[1]) == last + 1
 
 
-@pytest.mark.timeout(400)
 def test_a_crash_loses_at_most_the_steps_since_the_last_commit(tmp_path: Path) -> None:
     job = example(tmp_path, "--steps=100000", "--step-delay=0.01", "--commit-every=20")
     with LocalRun(job, tmp_path) as run:
