@@ -350,7 +350,7 @@ async def test_a_job_runs_without_a_policy_that_cannot_be_created(
     await cluster.reconcile(times=6)
     assert [p["metadata"]["name"] for p in cluster.api.pods(Role.WORKER)] == ["bert-0-0", "bert-1-0"]
     assert f"no {name}: " in caplog.text
-    later = await cluster.reconcile(times=600)
+    later = await cluster.reconcile(times=60, after=10.0)
     assert 2 <= later.count(f"create {kind.plural}") <= 8
     found = cluster.api.objects.get((kind, "bert"))
     assert (found and found["spec"]) == (foreign["spec"] if taken else None)
