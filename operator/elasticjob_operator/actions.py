@@ -125,6 +125,44 @@ class FinishWorkload:
 
 
 @dataclass(frozen=True)
+class CreateStep:
+    """Create the Workload of a step, which asks the job's queue for pods above the job's minimum."""
+
+    index: int
+    count: int
+
+
+@dataclass(frozen=True)
+class ReleaseStep:
+    """Give the quota of an evicted step back. It stays in the queue."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class ReclaimStep:
+    """Give the quota of `count` pods of an admitted step back, for as long as it is admitted."""
+
+    name: str
+    count: int
+
+
+@dataclass(frozen=True)
+class DeactivateStep:
+    """Ask Kueue to evict a step that the job cannot use, and not to admit it again."""
+
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True)
+class MarkStepReady:
+    """Report that the pods of a step run, so that Kueue does not evict it as one that does not start."""
+
+    name: str
+
+
+@dataclass(frozen=True)
 class WritePolicy:
     """Create a policy of the job, or change the one with the same UID. The job runs without it if that fails."""
 
@@ -192,6 +230,8 @@ class DeletePod:
     """Seconds from SIGTERM to SIGKILL; None: what the pod says."""
 
 
+StepAction: TypeAlias = CreateStep | DeleteWorkload | ReleaseStep | ReclaimStep | DeactivateStep | MarkStepReady
+"""What is done about the steps of a job in its queue."""
 Action: TypeAlias = (
     CreateSecret
     | CreateNodesService
@@ -209,6 +249,11 @@ Action: TypeAlias = (
     | ReclaimPods
     | ReleaseQuota
     | FinishWorkload
+    | CreateStep
+    | ReleaseStep
+    | ReclaimStep
+    | DeactivateStep
+    | MarkStepReady
     | WritePolicy
     | DeletePolicy
     | DeleteJob

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from elasticjob._runtime.contract.names import Label
 from elasticjob_operator.kube.api import (
     KUEUE_WORKLOADS,
     PRIORITY_CLASSES,
     RESOURCE_FLAVORS,
     WORKLOAD_PRIORITY_CLASSES,
     KubeApi,
+    Resource,
 )
 from elasticjob_operator.kube.errors import KubeError, NotFound, Refused
 from elasticjob_operator.model.cluster.raw import Raw, integer, text
@@ -27,15 +29,33 @@ async def find_workload(api: KubeApi, namespace: str, name: str) -> dict[str, An
         return None
 
 
+async def list_workloads(api: KubeApi, namespace: str, job_uid: str) -> list[dict[str, Any]]:
+    """Return all Workloads with the label of this job; none if the API does not exist. Refused: it may not read them.
+
+    Others may bear a copy of the label.
+    """
+    try:
+        return await api.list(KUEUE_WORKLOADS, namespace, f"{Label.JOB_UID}={job_uid}")
+    except NotFound:
+        return []
+
+
 async def read_priority(api: KubeApi, job: Job, spec: JobSpec) -> dict[str, Any]:
     """Return the fields of a Workload's spec for its priority: that of the job's label, else of its pods; empty
     without either. NotFound: the class does not exist."""
     if name := job.queue_priority:
-        resource, kind = WORKLOAD_PRIORITY_CLASSES, "WorkloadPriorityClass"
-    elif name := text(spec.template, "spec", "priorityClassName"):
-        resource, kind = PRIORITY_CLASSES, "PriorityClass"
-    else:
-        return {}
+        return await _priority_of(api, WORKLOAD_PRIORITY_CLASSES, "WorkloadPriorityClass", name)
+    if name := text(spec.template, "spec", "priorityClassName"):
+        return await _priority_of(api, PRIORITY_CLASSES, "PriorityClass", name)
+    return {}
+
+
+async def read_step_priority(api: KubeApi, job: Job) -> dict[str, Any]:
+    """Return the same for the Workload of a step."""
+    return await _priority_of(api, WORKLOAD_PRIORITY_CLASSES, "WorkloadPriorityClass", job.step_priority)
+
+
+async def _priority_of(api: KubeApi, resource: Resource, kind: str, name: str) -> dict[str, Any]:
     found = await api.get(resource, None, name)
     reference = {"group": resource.group, "kind": kind, "name": name}
     return {"priority": integer(found, "value"), "priorityClassRef": reference}

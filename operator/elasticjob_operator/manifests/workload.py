@@ -12,6 +12,7 @@ from elasticjob_operator.model.cluster.raw import Raw, integer, mapping, objects
 from elasticjob_operator.model.cluster.workload import (
     POD_SETS,
     REPLACES,
+    STEP,
     WORKER_PODS,
     PodChanges,
     Workload,
@@ -35,6 +36,12 @@ def workload_names(job: Job) -> tuple[str, str]:
     them as values of labels."""
     first = f"elasticjob-{job.name[:44]}-{job.uid[:5]}"
     return first, f"{first}-2"
+
+
+def step_name(job: Job, index: int) -> str:
+    """Return the name of the Workload of a step: at most 63 characters for an index below 100. A UID has no `s`, so it
+    is the name of no other kind of Workload."""
+    return f"elasticjob-{job.name[:41]}-{job.uid[:5]}-s{index}"
 
 
 def workload_child(name: str) -> str:
@@ -63,24 +70,46 @@ def workload_manifest(
     }
 
 
+def step_manifest(job: Job, spec: JobSpec, index: int, count: int, priority: Raw) -> dict[str, Any]:
+    """Return the Workload of a step, which asks for `count` pods or none. `priority` are the fields of its spec."""
+    meta = metadata(job, step_name(job, index), {**labels(job), JOB_UID: job.uid})
+    request = _request(job, spec, count)
+    return {
+        "apiVersion": "kueue.x-k8s.io/v1beta2",
+        "kind": "Workload",
+        "metadata": {**meta, "annotations": request["metadata"]["annotations"] | {STEP: str(index)}},
+        "spec": {**request["spec"], **priority},
+    }
+
+
+def base_count(job: Job, spec: JobSpec) -> int:
+    """Return for how many pods the Workload of the job itself asks: for the fewest if steps ask for the others."""
+    return spec.min_replicas if job.step_priority else spec.settings.desired_pods
+
+
 def workload_request(job: Job, spec: JobSpec) -> dict[str, Any]:
     """Return the part of a Workload that says in which queue it is, and what it asks for.
 
     An elastic job starts with any number of pods from its minimum on; one of fixed size with all or none, and so does
     one that Kueue may resize, because Kueue does not do both.
     """
+    request = _request(job, spec, base_count(job, spec))
+    if spec.min_replicas < base_count(job, spec) and not job.queue_elastic:
+        request["spec"]["podSets"][0]["minCount"] = spec.min_replicas
+    return request
+
+
+def _request(job: Job, spec: JobSpec, count: int) -> dict[str, Any]:
     template = spec.template
     own = {name: dict(mapping(template, "metadata", name)) for name in ("labels", "annotations")}
     pods: dict[str, Any] = {
         "name": WORKER_PODS,
-        "count": spec.settings.desired_pods,
+        "count": count,
         "template": {
             "metadata": {name: value for name, value in own.items() if value},
             "spec": {**mapping(template, "spec"), "restartPolicy": "Never"},
         },
     }
-    if spec.min_replicas < spec.settings.desired_pods and not job.queue_elastic:
-        pods["minCount"] = spec.min_replicas
     marked = {"annotations": {POD_SETS: job.template_digest}}
     return {"metadata": marked, "spec": {"queueName": job.queue, "podSets": [pods]}}
 
@@ -90,7 +119,7 @@ def asks_for(workload: Workload, job: Job, spec: JobSpec) -> bool:
 
     One of an older operator does not say for which pods it asks.
     """
-    wanted = spec.settings.desired_pods
+    wanted = base_count(job, spec)
     same_minimum = workload.min_count is None or workload.min_count == spec.min_replicas
     same_pods = workload.template == job.template_digest
     same_priority = workload.priority_class == priority_class(job, spec)

@@ -24,6 +24,8 @@ QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 QUEUE_PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 ELASTIC_ANNOTATION = "kueue.x-k8s.io/elastic-job"
 """Annotation of a job, and of its Workloads: Kueue may resize an admitted job."""
+STEP_PRIORITY_ANNOTATION = "elasticjob.dev/step-priority-class"
+"""Annotation of a job: its pods above `minReplicas` are steps with this WorkloadPriorityClass."""
 JobKey: TypeAlias = tuple[str, str]
 """Namespace and name of a job."""
 
@@ -53,7 +55,11 @@ class Job:
     template_digest: str = ""
     """The digest of the pod template of a job with a queue; empty without one."""
     queue_elastic: bool = False
-    """Whether an admitted job asks the queue for more or less when its size changes."""
+    """Whether an admitted job asks the queue for more or less when its size changes. A job with steps does not."""
+    step_priority: str = ""
+    """The WorkloadPriorityClass of the job's steps in its queue; empty: it has no steps."""
+    queue_conflict: bool = False
+    """Whether the job has both annotations, of which it may have one."""
     defaults: JobDefaults = NO_DEFAULTS
     """Those that `spec` includes: of the execution if there is one, else `current_defaults`."""
     default_sources: Mapping[str, str] = field(default_factory=dict)
@@ -69,6 +75,8 @@ def parse_job(raw: Raw, current_defaults: JobDefaults = NO_DEFAULTS) -> Job:
     complete, sources = effective_spec(mapping(raw, "spec"), defaults)
     spec, error = read_spec(complete)
     queue = text(raw, "metadata", "labels", QUEUE_LABEL)
+    step_priority = text(raw, "metadata", "annotations", STEP_PRIORITY_ANNOTATION) if queue else ""
+    resizable = text(raw, "metadata", "annotations", ELASTIC_ANNOTATION) == "true"
     return Job(
         namespace=text(raw, "metadata", "namespace"),
         name=text(raw, "metadata", "name"),
@@ -83,7 +91,9 @@ def parse_job(raw: Raw, current_defaults: JobDefaults = NO_DEFAULTS) -> Job:
         queue_priority=text(raw, "metadata", "labels", QUEUE_PRIORITY_LABEL),
         guarded_digest=guarded_digest(complete),
         template_digest=template_digest(mapping(complete, "template")) if queue else "",
-        queue_elastic=text(raw, "metadata", "annotations", ELASTIC_ANNOTATION) == "true",
+        queue_elastic=resizable and not step_priority,
+        step_priority=step_priority,
+        queue_conflict=resizable and bool(step_priority),
         defaults=defaults,
         default_sources=sources,
         current_defaults=current_defaults,

@@ -48,6 +48,8 @@ class JobMemory:
     workload: dict[str, Any] | None = None
     """The Workload that counts (`QueueView.workload`), as last read from the API server; None if there is none. It is
     an earlier one, if any is known, while it cannot be read (`QueueView.unknown`)."""
+    steps: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The Workloads of the job's steps in its queue, as last read from the API server, by their names."""
     policies: Policies | None = None
     """The job's policies as last read, created or changed; None: unknown, and read before anything is done."""
     policies_at: float = 0.0

@@ -10,7 +10,7 @@ from typing import Any
 
 from elasticjob._runtime.contract.names import Label, Role
 from elasticjob_operator.kube import EVENTS, JOBS, PODS, KubeApi, KubeError, NotFound, Refused
-from elasticjob_operator.kube.kueue import find_workload
+from elasticjob_operator.kube.kueue import find_workload, list_workloads
 from elasticjob_operator.manifests import workload_names
 from elasticjob_operator.model.cluster.pods import Pod, minimal_pod, parse_pod
 from elasticjob_operator.model.cluster.raw import Raw, text
@@ -69,20 +69,21 @@ async def observe(
     now: float,
     *,
     queued: bool = False,
+    stepped: bool = False,
     current_defaults: JobDefaults = NO_DEFAULTS,
     see_pod: Callable[[Raw], None] = lambda raw: None,
 ) -> Observed:
     """Return everything that `plan` needs about this job; `now` is Unix seconds.
 
-    `queued`: the watch has delivered a Workload of the job, whether or not the job has a queue now. `current_defaults`:
-    those of a job that starts now. `see_pod` is called with each pod that was read.
+    `queued`: the watch has delivered a Workload of the job, whether or not the job has a queue now; `stepped`: one of a
+    step. `current_defaults`: those of a job that starts now. `see_pod` is called with each pod that was read.
     """
     job = parse_job(raw, current_defaults)
     listed, children, _, queue = await asyncio.gather(
         _pods(api, job, see_pod),
         read_children(api, job, memory, now),
         read_policies(api, job, memory, now),
-        _queue_view(api, job, memory, queued=queued),
+        _queue_view(api, job, memory, queued=queued, stepped=stepped),
     )
     observed = await _observed(api, job, listed, children, memory, node_leases, link, standby_link, now)
     return replace(observed, queue=queue)
@@ -220,20 +221,25 @@ async def _with_stop_causes(api: KubeApi, namespace: str, pods: tuple[Pod, ...],
     return causes.applied(pods)
 
 
-async def _queue_view(api: KubeApi, job: Job, memory: JobMemory, *, queued: bool) -> QueueView:
+async def _queue_view(api: KubeApi, job: Job, memory: JobMemory, *, queued: bool, stepped: bool) -> QueueView:
     """Read the Workloads of a job that has a queue, or had one. Its memory keeps what the operator may not read."""
     if not (job.queue or queued):
-        memory.workload = None
+        memory.workload, memory.steps = None, {}
         return QueueView()
     try:
-        found = await asyncio.gather(*(find_workload(api, job.namespace, name) for name in workload_names(job)))
+        if job.step_priority or stepped or memory.steps:
+            found = await list_workloads(api, job.namespace, job.uid)
+        else:
+            named = [find_workload(api, job.namespace, name) for name in workload_names(job)]
+            found = [raw for raw in await asyncio.gather(*named) if raw is not None]
     except Refused:
         return QueueView(unreadable=True)
-    own = {text(raw, "metadata", "name"): raw for raw in found if raw is not None and is_owned(raw, job.uid)}
+    own = {text(raw, "metadata", "name"): raw for raw in found if is_owned(raw, job.uid)}
     view = queue_view(parse_or_skip(parse_workload, "Workload", raw, None)[0] for raw in own.values())
     if view.malformed:
         return view  # its memory keeps what was read last
     memory.workload = own[view.workload.name] if view.workload is not None else None
+    memory.steps = {step.name: own[step.name] for step in view.steps.values()}
     return view
 
 

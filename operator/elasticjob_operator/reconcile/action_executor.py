@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, assert_never
 
 from elasticjob._runtime.contract.messages import RoundSettings
@@ -17,10 +16,12 @@ from elasticjob_operator.actions import (
     CreateNodesService,
     CreateSecret,
     CreateStandbyStore,
+    CreateStep,
     CreateStore,
     CreateStoreService,
     CreateWorker,
     CreateWorkload,
+    DeactivateStep,
     DeleteGang,
     DeleteJob,
     DeletePod,
@@ -29,8 +30,11 @@ from elasticjob_operator.actions import (
     DeleteWorkload,
     FinishWorkload,
     MarkPodsReady,
+    MarkStepReady,
     ReclaimPods,
+    ReclaimStep,
     ReleaseQuota,
+    ReleaseStep,
     ReplaceGang,
     ResizeGang,
     UpdateStoreService,
@@ -44,22 +48,14 @@ from elasticjob_operator.kube import (
     SERVICES,
     KubeApi,
     KubeError,
-    NotFound,
-    Refused,
 )
 from elasticjob_operator.kube.api import KUEUE_WORKLOADS
 from elasticjob_operator.kube.gangs import GANG_RESOURCES, explain_gang_refusal
-from elasticjob_operator.kube.kueue import (
-    explain_priority_refusal,
-    explain_workload_refusal,
-    read_pod_changes,
-    read_priority,
-)
+from elasticjob_operator.kube.kueue import read_pod_changes
 from elasticjob_operator.manifests.names import attempt
 from elasticjob_operator.manifests.placement import HOSTNAME
 from elasticjob_operator.manifests.services import store_selector
 from elasticjob_operator.model.cluster.limit_ranges import breaks_limit_range
-from elasticjob_operator.model.cluster.raw import Raw
 from elasticjob_operator.model.cluster.workload import PodChanges
 from elasticjob_operator.model.job.spec import JobSpec
 from elasticjob_operator.model.observed import Children, Job, Policy
@@ -68,6 +64,7 @@ from elasticjob_operator.observation.limit_ranges import fitted_to_limit_ranges
 from elasticjob_operator.observation.policies import policy_resource
 from elasticjob_operator.reconcile.child_requests import ChildRequests, Result
 from elasticjob_operator.reconcile.keys import JobKeys
+from elasticjob_operator.reconcile.workload_requests import WorkloadRequests
 from elasticjob_operator.watch.watch_cache import WatchCache
 
 log = logging.getLogger(__name__)
@@ -99,9 +96,11 @@ class ActionExecutor:
     _pod_changes: PodChanges = field(default_factory=PodChanges)
     """What the queue's admission adds to worker pods."""
     _requests: ChildRequests = field(init=False)
+    _workloads: WorkloadRequests = field(init=False)
 
     def __post_init__(self) -> None:
         self._requests = ChildRequests(self.api, self.job, self.spec, self.memory, self.watched, self.clock)
+        self._workloads = WorkloadRequests(self._requests)
 
     async def execute(self, actions: Iterable[Action]) -> list[str]:
         """Write policies, then create Secret and Services, then store, gang, workers and standby store, then delete
@@ -121,6 +120,7 @@ class ActionExecutor:
         standbys = [a for a in ordered if isinstance(a, CreateStandbyStore)]
         queueing = (
             CreateWorkload, UpdateWorkload, DeleteWorkload, MarkPodsReady, ReclaimPods, ReleaseQuota, FinishWorkload,
+            CreateStep, ReleaseStep, ReclaimStep, DeactivateStep, MarkStepReady,
         )  # fmt: skip
         deletions = (DeletePod, DeleteService, DeleteGang, DeletePolicy, DeleteJob)
         changes = (*deletions, ResizeGang, ReplaceGang, *queueing)
@@ -198,7 +198,7 @@ class ActionExecutor:
                 self.memory.record_skipped(action.name, failed.problem, self.clock(), failed.refusal)
 
     async def _execute(self, action: Action) -> Result:
-        if self.job.spec_error and isinstance(action, (CreateWorker, CreateWorkload, UpdateWorkload)):
+        if self.job.spec_error and isinstance(action, (CreateWorker, CreateWorkload, UpdateWorkload, CreateStep)):
             return self._requests.refuse_invalid(action)
         match action:
             case CreateSecret():
@@ -242,20 +242,19 @@ class ActionExecutor:
             case DeleteService(name, uid):
                 return await self._requests.delete_child(SERVICES, name, uid)
             case CreateWorkload(name, replaces):
-                return await self._create_workload(name, replaces)
+                return await self._workloads.create(name, replaces)
             case UpdateWorkload(name, uid):
-                return await self._update_workload(name, uid)
+                return await self._workloads.update(name, uid)
             case DeleteWorkload(name, uid):
                 return await self._requests.delete(KUEUE_WORKLOADS, name, uid)
-            case MarkPodsReady(ready):
-                return await self._write_workload(partial(manifests.ready_status, ready=ready))
-            case ReclaimPods(count):
-                return await self._write_workload(partial(manifests.reclaimed_status, count=count))
-            case ReleaseQuota():
-                return await self._write_workload(manifests.released_status)
-            case FinishWorkload(succeeded, message):
-                finished = partial(manifests.finished_status, succeeded=succeeded, message=message)
-                return await self._write_workload(finished)
+            case CreateStep(index, count):
+                return await self._workloads.create_step(index, count)
+            case DeactivateStep(name, uid):
+                return await self._requests.patch(KUEUE_WORKLOADS, name, uid, {"spec": {"active": False}})
+            case MarkPodsReady() | ReclaimPods() | ReleaseQuota() | FinishWorkload():
+                return await self._workloads.write_status(action)
+            case ReleaseStep() | ReclaimStep() | MarkStepReady():
+                return await self._workloads.write_step_status(action)
             case WritePolicy(policy):
                 return await self._write_policy(policy)
             case DeletePolicy(policy):
@@ -312,42 +311,3 @@ class ActionExecutor:
 
     async def _delete_gang(self, uid: str) -> Result:
         return await self._requests.delete_child(GANG_RESOURCES[self.spec.gang], manifests.gang_name(self.job), uid)
-
-    async def _create_workload(self, name: str, replaces: tuple[str, str]) -> Result:
-        priority = await self._read_priority(name)
-        if isinstance(priority, Result):
-            return priority
-        body = manifests.workload_manifest(self.job, self.spec, name, priority, replaces)
-        return await self._requests.create(KUEUE_WORKLOADS, "Workload/", body, explain=explain_workload_refusal)
-
-    async def _update_workload(self, name: str, uid: str) -> Result:
-        priority = await self._read_priority(name)
-        if isinstance(priority, Result):
-            return priority
-        request = manifests.workload_request(self.job, self.spec)
-        no_priority = {"priority": None, "priorityClassRef": None}  # a patch removes what is null
-        changed = {**request, "spec": {**request["spec"], **(priority or no_priority)}}
-        return await self._requests.patch(KUEUE_WORKLOADS, name, uid, changed)
-
-    async def _read_priority(self, workload: str) -> Raw | Result:
-        """Return the fields of the Workload for its priority, or why they are unknown."""
-        try:
-            return await read_priority(self.api, self.job, self.spec)
-        except (Refused, NotFound) as error:
-            child = manifests.workload_child(workload)
-            return self._requests.refused(child, workload, error, explain_priority_refusal(error))
-        except KubeError as error:
-            return Result(workload, problem=str(error))
-
-    async def _write_workload(self, new_status: Callable[[Raw, float], Raw]) -> Result:
-        """Change the status of the Workload that was observed; the API server refuses it if that has changed since."""
-        raw = self.memory.workload
-        if raw is None:
-            return Result("")
-        name: str = raw["metadata"]["name"]
-        body = {**raw, "status": new_status(raw, self.clock())}
-        try:
-            await self.api.update(KUEUE_WORKLOADS, self.job.namespace, body, "status")
-        except KubeError as error:
-            return Result(name, problem=str(error))
-        return Result(name)

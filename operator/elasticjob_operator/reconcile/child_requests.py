@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from elasticjob_operator import manifests
-from elasticjob_operator.actions import CreateWorker, CreateWorkload, UpdateWorkload
+from elasticjob_operator.actions import CreateStep, CreateWorker, CreateWorkload, UpdateWorkload
 from elasticjob_operator.kube import (
     PODS,
     SECRETS,
@@ -94,13 +94,14 @@ class ChildRequests:
         refusal = self.memory.record_refusal(child, reason, problem, self.clock(), longest_retry, remedy)
         return Result(name, problem=problem, refusal=refusal)
 
-    def refuse_invalid(self, action: CreateWorker | CreateWorkload | UpdateWorkload) -> Result:
+    def refuse_invalid(self, action: CreateWorker | CreateWorkload | UpdateWorkload | CreateStep) -> Result:
         """Refuse, as the API server would, to make an object from a template that has a mistake."""
-        child = action.name if isinstance(action, CreateWorker) else manifests.workload_child(action.name)
+        name = manifests.step_name(self.job, action.index) if isinstance(action, CreateStep) else action.name
+        child = name if isinstance(action, CreateWorker) else manifests.workload_child(name)
         refusal = self.memory.record_refusal(
             child, RefusalReason.INVALID_SPEC, self.job.spec_error, self.clock(), remedy=Remedy.CORRECT_SPEC
         )
-        return Result(action.name, problem=self.job.spec_error, refusal=refusal)
+        return Result(name, problem=self.job.spec_error, refusal=refusal)
 
     def _record_created(self, resource: Resource, child: str, created: dict[str, Any]) -> None:
         self.memory.record_created(child)

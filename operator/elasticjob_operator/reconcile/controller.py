@@ -130,9 +130,10 @@ class Controller:
         self.watched.record_job(raw)
         memory.read_at, now = None, self.clock()
         links = self.links.view(key), self.links.standby_view(key)
-        queued = bool(self.watched.workloads(memory.uid))
+        workloads = self.watched.workloads(memory.uid)
+        queued, stepped = bool(workloads), any(w is not None and w.step is not None for w in workloads)
         observed = await observe(
-            self.api, raw, memory, self._leases, *links, self.clock(), queued=queued,
+            self.api, raw, memory, self._leases, *links, self.clock(), queued=queued, stepped=stepped,
             current_defaults=self.defaults(key[0]), see_pod=self.watched.record_pod,
         )  # fmt: skip
         # Not after a read that failed, nor while the names of children are taken: then the next reconcile reads again.

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from elasticjob_operator.model.cluster.raw import Raw, at, integer, mapping, moment, objects, text
+from elasticjob_operator.model.cluster.raw import Raw, at, integer, mapping, moment, objects, text, whole_number
 from elasticjob_operator.model.job.status import Condition
 
 WORKER_PODS = "worker"
@@ -16,6 +16,8 @@ REPLACES = "elasticjob.dev/replaces"
 POD_SETS = "elasticjob.dev/pod-template"
 """Annotation of a Workload: the digest of the template for which it asks. Kueue changes the template itself, so that
 cannot be compared: it adds requests for limits, what a LimitRange says and the overhead of a RuntimeClass."""
+STEP = "elasticjob.dev/queue-step"
+"""Annotation of a Workload: it is a step of the job above its minimum, with this index from 0."""
 _REPLACED = "WorkloadSliceReplaced"
 """Reason of the condition Finished of a Workload that Kueue has replaced."""
 
@@ -55,6 +57,10 @@ class Workload:
     """The name of the priority class; empty without one."""
     has_topology: bool = False
     """Whether the admission says on which Nodes each pod must be."""
+    flavors: tuple[str, ...] = ()
+    """The ResourceFlavors that the admission assigns to the worker pods, sorted."""
+    step: int | None = None
+    """The index of the step; None for the Workload of the job itself."""
     replaces: str = ""
     """UID of the Workload that this one replaces, so that the job can grow; empty if it replaces none."""
     conditions: Mapping[WorkloadCondition, Condition] = field(default_factory=dict)
@@ -97,6 +103,8 @@ class QueueView:
     """The one that asks for more pods than `workload` has; Kueue has not admitted it yet."""
     replaced: Workload | None = None
     """One that `workload` has replaced, and that is of no use any more."""
+    steps: Mapping[int, Workload] = field(default_factory=dict)
+    """The Workloads of the steps above the job's minimum, by their index."""
     unreadable: bool = False
     """Whether the API server does not permit the operator to read Workloads."""
     malformed: bool = False
@@ -124,7 +132,12 @@ def queue_view(found: Iterable[Workload | None]) -> QueueView:
     workloads = tuple(found)
     if None in workloads:
         return QueueView(malformed=True)
-    by_uid = {workload.uid: workload for workload in workloads if workload is not None}
+    steps = {w.step: w for w in workloads if w is not None and w.step is not None}
+    by_uid = {w.uid: w for w in workloads if w is not None and w.step is None}
+    return replace(_view_without_steps(by_uid), steps=steps)
+
+
+def _view_without_steps(by_uid: Mapping[str, Workload]) -> QueueView:
     replacement = next((w for w in by_uid.values() if w.replaces in by_uid), None)
     if replacement is None:
         only = next(iter(by_uid.values()), None)
@@ -153,6 +166,8 @@ def parse_workload(raw: Raw) -> Workload:
         reclaimed=integer(_of_workers(objects(raw, "status", "reclaimablePods")), "count"),
         priority_class=text(raw, "spec", "priorityClassRef", "name"),
         has_topology=bool(mapping(assigned, "topologyAssignment")),
+        flavors=assigned_flavors(raw),
+        step=whole_number(step) if (step := text(raw, "metadata", "annotations", STEP)) else None,
         replaces=text(raw, "metadata", "annotations", REPLACES),
         conditions={
             known[text(item, "type")]: Condition(

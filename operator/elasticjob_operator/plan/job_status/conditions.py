@@ -18,7 +18,7 @@ from elasticjob_operator.model.observed import Refusal
 from elasticjob_operator.plan.context import LOST_GRACE_SECONDS
 from elasticjob_operator.plan.failure_policy.failures import describe_record
 from elasticjob_operator.plan.job_status.decisions import Decisions
-from elasticjob_operator.plan.life_cycle.queueing import nodes_without_quota
+from elasticjob_operator.plan.life_cycle.queueing import describe_quota, nodes_without_quota
 from elasticjob_operator.plan.life_cycle.suspension import suspended_condition
 from elasticjob_operator.plan.pods.capacity import describe_back_off, target_replicas
 from elasticjob_operator.plan.pods.cordons import describe_cordon_spares
@@ -268,7 +268,7 @@ def fully_scaled(decisions: Decisions) -> Condition:
         and (missing := nodes_without_quota(decisions.inputs))
     ):
         wanted = with_noun(target + missing, "pod")
-        message = f"training on {target} of {wanted}; queue {decisions.inputs.job.queue} has quota for {target}"
+        message = f"training on {target} of {wanted}; {describe_quota(decisions.inputs)}"
         return condition(False, "InsufficientCapacity", message)
     if decisions.training.formed and decisions.training.active == target:
         standby = f"; standby spares: {decisions.training.standby} of {spares}" if spares else ""

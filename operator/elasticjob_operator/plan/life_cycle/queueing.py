@@ -6,6 +6,9 @@ all its pods have ended, so that Kueue can admit it again.
 
 A job with the annotation `kueue.x-k8s.io/elastic-job` asks for another size while it is admitted: a second Workload
 replaces the first one if the job grows, and the first one shrinks in place.
+
+A job with the annotation `elasticjob.dev/step-priority-class` shrinks where it would be evicted: its Workload asks for
+its minimum only, and steps ask for the other pods (`queue_steps`).
 """
 
 from __future__ import annotations
@@ -15,21 +18,30 @@ from dataclasses import replace
 from elasticjob._runtime.contract.messages import allowed_size
 from elasticjob_operator.actions import (
     Action,
+    CreateStep,
     CreateWorkload,
     DeleteWorkload,
     FinishWorkload,
     MarkPodsReady,
     ReclaimPods,
     ReleaseQuota,
+    StepAction,
     UpdateWorkload,
 )
-from elasticjob_operator.manifests import asks_for, workload_child, workload_names
+from elasticjob_operator.manifests import asks_for, step_name, workload_child, workload_names
 from elasticjob_operator.model.cluster.workload import Workload, WorkloadCondition
 from elasticjob_operator.model.job.spec import JobSpec
 from elasticjob_operator.model.job.status import ConditionType
-from elasticjob_operator.model.observed import Observed
+from elasticjob_operator.model.observed import ELASTIC_ANNOTATION, STEP_PRIORITY_ANNOTATION, Observed
 from elasticjob_operator.plan.context import Actions, ReconcileContext
 from elasticjob_operator.plan.life_cycle.job_end import JobOutcome, all_workers_ended
+from elasticjob_operator.plan.life_cycle.queue_steps import (
+    MOST_STEPS,
+    Demand,
+    admitted_pods,
+    describe_steps,
+    plan_steps,
+)
 from elasticjob_operator.plan.training_state import TrainingState
 
 
@@ -48,9 +60,15 @@ def admitted_spec(observed: Observed, spec: JobSpec) -> JobSpec:
         return replace(spec, target=target, spares=min(spec.spares, len(status.spares)))
     if workload is None or workload.pods_with_quota is None:
         return spec
-    room = max(spec.min_replicas, workload.pods_with_quota)
+    with_quota = admitted_pods(workload, observed.queue.steps) if _uses_steps(observed) else workload.pods_with_quota
+    room = max(spec.min_replicas, with_quota)
     target = allowed_size(min(spec.target, room), spec.min_replicas, spec.increment)
     return replace(spec, target=target, spares=min(spec.spares, room - target))
+
+
+def _uses_steps(observed: Observed) -> bool:
+    """Return whether the job may have pods for its steps. A job that has lost the annotation gives them back."""
+    return bool(observed.job.step_priority)
 
 
 def waits_for_queue(ctx: ReconcileContext) -> bool:
@@ -62,22 +80,35 @@ def waits_for_queue(ctx: ReconcileContext) -> bool:
     queue = ctx.observed.queue
     if not ctx.job.queue:
         return False
-    idle = not ctx.status.execution_attempts or ctx.status.is_true(ConditionType.SUSPENDED)
-    if queue.unknown:
+    idle = _is_idle(ctx)
+    if queue.unknown or (idle and ctx.job.queue_conflict):
         return idle
     workload = queue.workload
     return workload is None or not workload.admitted or is_outdated(ctx) or (idle and workload.has_topology)
+
+
+def _is_idle(ctx: ReconcileContext) -> bool:
+    return not ctx.status.execution_attempts or ctx.status.is_true(ConditionType.SUSPENDED)
 
 
 def is_outdated(ctx: ReconcileContext) -> bool:
     """Return whether the Workload is in another queue than the job is now, or asks for pods of another template.
 
     Its quota must not serve for them: they may need more. The Workload of an older operator does not say its template.
+    With steps, it may also ask for fewer pods than the job needs: steps may go at any time.
     """
     workload = ctx.observed.queue.workload
     if workload is None:
         return False
-    return workload.queue != ctx.job.queue or workload.template not in ("", ctx.job.template_digest)
+    return (
+        _lacks_minimum(ctx, workload)
+        or workload.queue != ctx.job.queue
+        or workload.template not in ("", ctx.job.template_digest)
+    )
+
+
+def _lacks_minimum(ctx: ReconcileContext, workload: Workload) -> bool:
+    return _uses_steps(ctx.observed) and workload.count < ctx.spec.min_replicas
 
 
 def has_left_queue(ctx: ReconcileContext) -> bool:
@@ -94,9 +125,35 @@ def nodes_without_quota(ctx: ReconcileContext) -> int:
 
 
 def plan_workload(ctx: ReconcileContext, world: TrainingState, outcome: JobOutcome | None) -> Actions:
-    """Return the action on the job's Workloads, if one is due. There is never more than one."""
+    """Return the action on the job's own Workloads, of which there is one at most, and those on its steps."""
     action = _delete_other(ctx, outcome) or _decide_workload(ctx, world, outcome)
-    return Actions(() if action is None else (action,))
+    return Actions((*(() if action is None else (action,)), *_decide_steps(ctx, world, outcome)))
+
+
+def _decide_steps(ctx: ReconcileContext, world: TrainingState, outcome: JobOutcome | None) -> tuple[StepAction, ...]:
+    queue, used = ctx.observed.queue, _uses_steps(ctx.observed)
+    if queue.unknown or not (used or queue.steps):
+        return ()
+    spec, live = ctx.job.spec or ctx.spec, [pod for pod in ctx.observed.workers if pod.end is None]
+    demand = Demand(
+        queue=ctx.job.queue,
+        template=ctx.job.template_digest,
+        priority_class=ctx.job.step_priority,
+        minimum=spec.min_replicas,
+        maximum=spec.max_replicas + spec.spares,
+        wanted=_wanted(ctx) if used else 0,
+        live=len(live),
+        running=sum(pod.phase == "Running" and pod.live for pod in live),
+        trains=world.formed,
+        increment=spec.increment,
+        over=_is_over(ctx, outcome),
+    )
+    due = plan_steps(queue.workload, queue.steps, demand)
+    return tuple(a for a in due if not isinstance(a, CreateStep) or ctx.may_create(_step_child(ctx, a.index)))
+
+
+def _step_child(ctx: ReconcileContext, index: int) -> str:
+    return workload_child(step_name(ctx.job, index))
 
 
 def _delete_other(ctx: ReconcileContext, outcome: JobOutcome | None) -> Action | None:
@@ -118,7 +175,7 @@ def _decide_workload(ctx: ReconcileContext, world: TrainingState, outcome: JobOu
         return None  # it has the name, and may hold quota
     if workload is None:
         # The pods of an earlier execution still use their quota.
-        due = outcome is None and waits_for_queue(ctx) and not ctx.spec.suspend and all_workers_ended(ctx)
+        due = outcome is None and waits_for_queue(ctx) and not _is_over(ctx, outcome) and all_workers_ended(ctx)
         return _create(ctx, workload_names(ctx.job)[0]) if due else None
     return _end(ctx, workload, outcome) if _is_over(ctx, outcome) else _change(ctx, workload, world)
 
@@ -136,7 +193,8 @@ def _wanted(ctx: ReconcileContext) -> int:
 
 def _is_over(ctx: ReconcileContext, outcome: JobOutcome | None) -> bool:
     """Return whether the job needs its Workload no more."""
-    return outcome is not None or ctx.spec.suspend or not ctx.job.queue
+    held = ctx.job.queue_conflict and _is_idle(ctx)
+    return outcome is not None or ctx.spec.suspend or not ctx.job.queue or held
 
 
 def _end(ctx: ReconcileContext, workload: Workload, outcome: JobOutcome | None) -> Action | None:
@@ -211,10 +269,26 @@ def describe_eviction(ctx: ReconcileContext) -> str:
     return f"queue {ctx.job.queue} has evicted the job ({evicted.reason}: {evicted.message})"
 
 
+def describe_quota(ctx: ReconcileContext) -> str:
+    """Return for how many pods the queue has admitted a running job, and why not for more if it is known."""
+    queue = ctx.observed.queue
+    if not _uses_steps(ctx.observed) or queue.workload is None:
+        return f"queue {ctx.job.queue} has quota for {ctx.spec.target}"
+    described = describe_steps(queue.workload, queue.steps, _wanted(ctx))
+    refused = (ctx.observed.refusals.get(_step_child(ctx, index)) for index in range(MOST_STEPS))
+    problem = next((refusal.message for refusal in refused if refusal is not None), "")
+    return f"{described}; a step cannot be created: {problem}" if problem else described
+
+
 def describe_wait(ctx: ReconcileContext) -> str:
     """Return what a job without pods waits for, in Kueue's own words where there are any."""
     workload, child = ctx.observed.queue.workload, workload_child(workload_names(ctx.job)[0])
     refusal = ctx.observed.refusals.get(child)
+    if ctx.job.queue_conflict:
+        return (
+            f"the job has no pods as long as it has both annotations {ELASTIC_ANNOTATION} and "
+            f"{STEP_PRIORITY_ANNOTATION}: remove one of them"
+        )
     until = f"the job has no pods until queue {ctx.job.queue} admits it"
     if ctx.observed.queue.malformed:
         problem = next(iter(ctx.observed.unreadable), "its Workload cannot be read")
@@ -225,6 +299,8 @@ def describe_wait(ctx: ReconcileContext) -> str:
         return f"{until}, and Workload {workload.name} is Finished: delete it to queue the job again"
     if is_outdated(ctx) and workload.reserved:
         other = "is in another queue" if workload.queue != ctx.job.queue else "asks for pods of another template"
+        if _lacks_minimum(ctx, workload):
+            other = "asks for fewer pods than spec.elasticPolicy.minReplicas"
         return f"{until}: Workload {workload.name} {other}, and is replaced"
     if workload.has_topology:
         return (
