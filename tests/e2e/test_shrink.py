@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+import yaml
 
 from cluster.waiting import until
 from support.cluster import kueue as real
@@ -16,6 +17,7 @@ from support.cluster.install import install
 from support.cluster.jobs import Job, manifest
 from support.cluster.kube import Json, Kube, Objects, condition, is_true
 from support.cluster.logbook import LogBook
+from support.docs.blocks import all_blocks
 
 pytestmark = pytest.mark.alone
 
@@ -24,6 +26,7 @@ Follow = Callable[[Job], LogBook]
 STEPS = "elasticjob.dev/step-priority-class"
 CPU, QUOTA = 50, 4
 """Thousandths of a CPU that a worker pod requests; for how many pods the queue has quota."""
+PAGE = "docs/operate/kueue.md"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "state" / "train.py"
 RESOURCES = {"requests": {"cpu": f"{CPU}m", "memory": "256Mi"}}
 
@@ -35,7 +38,7 @@ def queue(kube: Kube, cluster_dir: Path, namespace: str) -> Iterator[Json]:
         try:
             kube.create("resourceflavors", real.flavor("linux"))
             kube.create("workloadpriorityclasses", real.priority_class("urgent", 100))
-            kube.create("workloadpriorityclasses", real.priority_class("elastic-steps", -1))
+            kube.create("workloadpriorityclasses", class_on_page())
             kube.create("clusterqueues", real.cluster_queue("team", f"{QUOTA * CPU}m", "linux"))
             kube.create("localqueues", real.local_queue("team", "team"), namespace)
             install(kube, cluster_dir, "kueue.enabled=true")
@@ -44,6 +47,12 @@ def queue(kube: Kube, cluster_dir: Path, namespace: str) -> Iterator[Json]:
                 kube.delete("elasticjobs", job["metadata"]["name"], namespace)
         finally:
             install(kube, cluster_dir)
+
+
+def class_on_page() -> Json:
+    """Return the priority class of steps that docs/operate/kueue.md shows."""
+    blocks = (yaml.safe_load(b.text) for b in all_blocks() if b.page == PAGE and b.language == "yaml")
+    return next(found for found in blocks if found.get("kind") == "WorkloadPriorityClass")
 
 
 def shrinking(labels: Json) -> Json:
