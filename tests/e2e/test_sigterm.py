@@ -125,6 +125,6 @@ def test_all_workers_save_when_the_job_is_deleted(
 ) -> None:
     job, _, folder = nodes
     job.wait_standby_store(timeout=60)  # a pod deleted while its interpreter starts stays for its grace
-    kubectl(cluster_dir, "delete", "-n", namespace, "elasticjob/saves", "--cascade=foreground")
+    kubectl(cluster_dir, "delete", "-n", namespace, "elasticjob/saves", "--cascade=foreground", timeout=300)
     assert saved(folder) == ["saved saves-0 of 2", "saved saves-1 of 2"]
     assert kube.list("pods", namespace, job.selector) == []
