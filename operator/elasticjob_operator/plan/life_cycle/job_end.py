@@ -209,7 +209,7 @@ def remove_pods(ctx: ReconcileContext, outcome: JobOutcome, *, declared: bool) -
     down = [p for p in ctx.observed.workers if p.deleting is not None and p.end is None and may_force(ctx, p)]
     actions = Actions(
         (
-            *(DeletePod(p.name, p.uid, "the kubelet of its node is down", force=True) for p in down),
+            *(DeletePod(p.name, p.uid, "the kubelet of its Node is down", force=True) for p in down),
             *(DeletePod(p.name, p.uid, _ENDED) for p in running if p not in waiting),
         )
     )

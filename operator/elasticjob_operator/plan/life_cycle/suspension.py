@@ -93,7 +93,7 @@ def remove_children(ctx: ReconcileContext) -> Actions:
 
 def _forced(pods: Iterable[Pod]) -> tuple[DeletePod, ...]:
     """Return the deletions by force of pods whose kubelet is down."""
-    why = f"{_WHY}, and the kubelet of its node is down"
+    why = f"{_WHY}, and the kubelet of its Node is down"
     return tuple(DeletePod(p.name, p.uid, why, force=True) for p in pods)
 
 

@@ -218,7 +218,7 @@ def _remove(ctx: ReconcileContext, current: set[tuple[int, int]]) -> Actions:
         force = unwanted and may_force(ctx, pod)
         if pod.deleting is not None:
             if force:
-                actions.append(DeletePod(pod.name, pod.uid, "the kubelet of its node is down", force=True))
+                actions.append(DeletePod(pod.name, pod.uid, "the kubelet of its Node is down", force=True))
             requeue_at.append(max(pod.deleting, ctx.now) + poll_interval(ctx.now - pod.deleting))
         elif unwanted and newest_ended.get(pod.index) != pod.uid:
             actions.append(DeletePod(pod.name, pod.uid, _why_removed(ctx, pod), force=force))

@@ -38,7 +38,7 @@ def describe_unreachable(reach: StoreReach, store: Pod, *, since: float, kubelet
     )
     return (
         f"the operator has not reached the store since {timestamp(since)}, nor the stores on "
-        f"{with_noun(reach.lost_nodes - 1, 'other node')}: its own network may be the cause; {kubelet}. The counts in "
+        f"{with_noun(reach.lost_nodes - 1, 'other Node')}: its own network may be the cause; {kubelet}. The counts in "
         "status are of that time, and failures and restarts since then are unknown to the operator. Training and "
         "restarts continue without it"
     )
