@@ -81,7 +81,7 @@ def test_torchrun_in_a_shell_does_not_run_fewer_workers_than_it_names(script: st
     job["spec"]["template"]["spec"]["containers"][0]["env"] = path
     with LocalRun(job, tmp_path) as run:
         assert run.exit_code() == 1
-    assert "this node runs 1 worker, because the shell hides the number; set spec.nprocPerNode: 3" in run.text
+    assert "this pod runs 1 worker, because the shell hides the number; set spec.nprocPerNode: 3" in run.text
     assert "]:rank 0 of" not in run.text
 
 
