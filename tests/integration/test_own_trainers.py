@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -107,8 +108,9 @@ def test_each_kind_of_loss_is_the_mean_over_the_steps_samples(workers: int, tmp_
         [*command, str(tmp_path / "script.py"), str(tmp_path)], env=environ, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    lines = [line.split()[:2] for line in done.stdout.splitlines() if line.startswith(("model", "own", "labels"))]
-    assert sorted(lines) == sorted([[kind, "equal"] for kind in ("model", "own", "labels")] * workers), done.stdout
+    # The Trainer of another rank prints the end of its line apart: a result may follow on the same line.
+    results = re.findall(r"(model|own|labels) (equal|differs)", done.stdout)
+    assert sorted(results) == sorted([(kind, "equal") for kind in ("model", "own", "labels")] * workers), done.stdout
 
 
 REFUSALS = """
