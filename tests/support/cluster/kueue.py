@@ -97,15 +97,18 @@ def flavor(name: str, **spec: object) -> Json:
     return {"apiVersion": API, "kind": "ResourceFlavor", "metadata": {"name": name}, "spec": body}
 
 
-def cluster_queue(name: str, cpu: str, flavor_name: str) -> Json:
-    """Return a ClusterQueue with this quota of CPU, in which a job may preempt those of lower priority."""
+def cluster_queue(name: str, cpu: str, flavor_name: str, cohort: str = "") -> Json:
+    """Return a ClusterQueue with this quota of CPU, in which a job may preempt those of lower priority.
+
+    With a `cohort` it lends what it does not use to the other queues of the cohort, and takes it back when it needs it.
+    """
     quotas = [{"name": "cpu", "nominalQuota": cpu}, {"name": "memory", "nominalQuota": "64Gi"}]
     group = {"coveredResources": ["cpu", "memory"], "flavors": [{"name": flavor_name, "resources": quotas}]}
-    spec = {
-        "namespaceSelector": {},
-        "preemption": {"withinClusterQueue": "LowerPriority"},
-        "resourceGroups": [group],
-    }
+    preemption = {"withinClusterQueue": "LowerPriority"}
+    spec: Json = {"namespaceSelector": {}, "preemption": preemption, "resourceGroups": [group]}
+    if cohort:
+        spec["cohortName"] = cohort
+        preemption["reclaimWithinCohort"] = "Any"
     return {"apiVersion": API, "kind": "ClusterQueue", "metadata": {"name": name}, "spec": spec}
 
 
