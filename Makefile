@@ -156,6 +156,12 @@ demo: ## a cluster, a plain job, one in process, and everything taken away while
 	@$(MAKE) --no-print-directory -j2 venv programs $(if $(filter 0,$(shell id -u)),images)
 	@$(PY) examples/demo/demo.py
 
+.PHONY: demo-queues
+demo-queues: ## two elastic jobs share the quota of the real Kueue, and give pods up without a stop (needs root)
+	@$(MAKE) --no-print-directory -j2 venv programs images
+	@$(MAKE) --no-print-directory kueue >/dev/null
+	@$(PY) examples/demo/queues.py
+
 .PHONY: mutants
 mutants: venv ## does the explorer find bugs put in on purpose? writes tests/MUTANTS.md (hours)
 	@PYTHONPATH=tests:agent:operator $(PY) -m model.mutation --write
