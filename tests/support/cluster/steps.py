@@ -55,7 +55,10 @@ def holds(workload: Json) -> int:
 
 
 def uses(pod: Json) -> int:
-    return int(pod["status"].get("phase") not in ("Succeeded", "Failed"))
+    """Return 1 for a pod that uses quota. Once all its containers have ended it uses none; its phase comes later."""
+    containers = pod["status"].get("containerStatuses", [])
+    has_ended = bool(containers) and all("terminated" in container["state"] for container in containers)
+    return int(not has_ended and pod["status"].get("phase") not in ("Succeeded", "Failed"))
 
 
 @dataclass
