@@ -98,22 +98,29 @@ class DeleteWorkload:
 
 @dataclass(frozen=True)
 class MarkPodsReady:
-    """Report in the Workload that the job trains, or that it has too few pods to train."""
+    """Report in a Workload that its pods train, or in that of the job that it has too few pods to train."""
 
     ready: bool = True
+    step: str = ""
+    """Name of the Workload of a step; empty: that of the job."""
 
 
 @dataclass(frozen=True)
 class ReclaimPods:
-    """Give the quota of some of an admitted job's pods back: the job has shrunk."""
+    """Give the quota of some pods of an admitted Workload back: the job has shrunk."""
 
     count: int
-    """How many of the pods that its Workload asks for the job does without."""
+    """How many of the pods that the Workload asks for the job does without, for as long as it is admitted."""
+    step: str = ""
+    """As in `MarkPodsReady`."""
 
 
 @dataclass(frozen=True)
 class ReleaseQuota:
-    """Give the quota of an evicted Workload back: its pods have ended."""
+    """Give the quota of an evicted Workload back: its pods have ended. It stays in the queue."""
+
+    step: str = ""
+    """As in `MarkPodsReady`."""
 
 
 @dataclass(frozen=True)
@@ -133,33 +140,11 @@ class CreateStep:
 
 
 @dataclass(frozen=True)
-class ReleaseStep:
-    """Give the quota of an evicted step back. It stays in the queue."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class ReclaimStep:
-    """Give the quota of `count` pods of an admitted step back, for as long as it is admitted."""
-
-    name: str
-    count: int
-
-
-@dataclass(frozen=True)
 class DeactivateStep:
     """Ask Kueue to evict a step that the job cannot use, and not to admit it again."""
 
     name: str
     uid: str
-
-
-@dataclass(frozen=True)
-class MarkStepReady:
-    """Report that the pods of a step run, so that Kueue does not evict it as one that does not start."""
-
-    name: str
 
 
 @dataclass(frozen=True)
@@ -230,7 +215,7 @@ class DeletePod:
     """Seconds from SIGTERM to SIGKILL; None: what the pod says."""
 
 
-StepAction: TypeAlias = CreateStep | DeleteWorkload | ReleaseStep | ReclaimStep | DeactivateStep | MarkStepReady
+StepAction: TypeAlias = CreateStep | DeleteWorkload | DeactivateStep | MarkPodsReady | ReclaimPods | ReleaseQuota
 """What is done about the steps of a job in its queue."""
 Action: TypeAlias = (
     CreateSecret
@@ -250,10 +235,7 @@ Action: TypeAlias = (
     | ReleaseQuota
     | FinishWorkload
     | CreateStep
-    | ReleaseStep
-    | ReclaimStep
     | DeactivateStep
-    | MarkStepReady
     | WritePolicy
     | DeletePolicy
     | DeleteJob

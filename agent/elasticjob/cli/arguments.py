@@ -32,11 +32,10 @@ _CODES = (
     "exit codes: 0 done, 1 the API server refuses or the job is not as wanted, 64 a flag is wrong,"
     " 69 no cluster is reachable, 130 interrupted"
 )
-_MOST_PODS = 4096
+MOST_PODS = 4096
+"""Most worker pods of a job, as in the CRD."""
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _ROUND = re.compile(r"[0-9]+(\.[0-9]+\.[0-9]+)?")
-
-
 _OF_NEW_JOBS = (
     "script", "image", "name", "pods", "min_pods", "max_pods", "gpus", "workers", "cpu", "memory", "env", "pvc",
     "image_pull_secret", "dry_run",
@@ -78,7 +77,7 @@ def parse_command_line(parser: argparse.ArgumentParser, arguments: Sequence[str]
 
 
 def _wrong_together(options: argparse.Namespace) -> str:
-    """Return why flags, each of which is right, cannot be together; empty if they can."""
+    """Return why two flags exclude each other, or one lacks another; empty if all go together."""
     match options.command:
         case "status" if options.job and options.all_namespaces:
             return "-A shows all jobs: leave out JOB, or name its namespace with -n"
@@ -257,8 +256,8 @@ def _count(text: str) -> int:
 
 
 def _pods(text: str) -> int:
-    if not 1 <= (number := _count(text)) <= _MOST_PODS:
-        raise argparse.ArgumentTypeError(f"want a number from 1 to {_MOST_PODS}, got {text!r}")
+    if not 1 <= (number := _count(text)) <= MOST_PODS:
+        raise argparse.ArgumentTypeError(f"want a number from 1 to {MOST_PODS}, got {text!r}")
     return number
 
 

@@ -59,7 +59,7 @@ class Job:
     step_priority: str = ""
     """The WorkloadPriorityClass of the job's steps in its queue; empty: it has no steps."""
     queue_conflict: bool = False
-    """Whether the job has both annotations, of which it may have one."""
+    """Whether the job has both annotations. Only one of them is allowed."""
     defaults: JobDefaults = NO_DEFAULTS
     """Those that `spec` includes: of the execution if there is one, else `current_defaults`."""
     default_sources: Mapping[str, str] = field(default_factory=dict)

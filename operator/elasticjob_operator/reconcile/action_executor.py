@@ -30,11 +30,8 @@ from elasticjob_operator.actions import (
     DeleteWorkload,
     FinishWorkload,
     MarkPodsReady,
-    MarkStepReady,
     ReclaimPods,
-    ReclaimStep,
     ReleaseQuota,
-    ReleaseStep,
     ReplaceGang,
     ResizeGang,
     UpdateStoreService,
@@ -120,7 +117,7 @@ class ActionExecutor:
         standbys = [a for a in ordered if isinstance(a, CreateStandbyStore)]
         queueing = (
             CreateWorkload, UpdateWorkload, DeleteWorkload, MarkPodsReady, ReclaimPods, ReleaseQuota, FinishWorkload,
-            CreateStep, ReleaseStep, ReclaimStep, DeactivateStep, MarkStepReady,
+            CreateStep, DeactivateStep,
         )  # fmt: skip
         deletions = (DeletePod, DeleteService, DeleteGang, DeletePolicy, DeleteJob)
         changes = (*deletions, ResizeGang, ReplaceGang, *queueing)
@@ -253,8 +250,6 @@ class ActionExecutor:
                 return await self._requests.patch(KUEUE_WORKLOADS, name, uid, {"spec": {"active": False}})
             case MarkPodsReady() | ReclaimPods() | ReleaseQuota() | FinishWorkload():
                 return await self._workloads.write_status(action)
-            case ReleaseStep() | ReclaimStep() | MarkStepReady():
-                return await self._workloads.write_step_status(action)
             case WritePolicy(policy):
                 return await self._write_policy(policy)
             case DeletePolicy(policy):

@@ -11,11 +11,8 @@ from elasticjob_operator import manifests
 from elasticjob_operator.actions import (
     FinishWorkload,
     MarkPodsReady,
-    MarkStepReady,
     ReclaimPods,
-    ReclaimStep,
     ReleaseQuota,
-    ReleaseStep,
 )
 from elasticjob_operator.kube import KubeError, NotFound, Refused
 from elasticjob_operator.kube.api import KUEUE_WORKLOADS
@@ -79,28 +76,19 @@ class WorkloadRequests:
         return await self.requests.patch(KUEUE_WORKLOADS, name, uid, changed)
 
     async def write_status(self, action: MarkPodsReady | ReclaimPods | ReleaseQuota | FinishWorkload) -> Result:
-        """Change the status of the Workload of the job."""
+        """Change the status of the Workload of the job, or of a step."""
+        step = ""
         match action:
-            case MarkPodsReady(ready):
+            case MarkPodsReady(ready, step):
                 new: _NewStatus = partial(manifests.ready_status, ready=ready)
-            case ReclaimPods(count):
+            case ReclaimPods(count, step):
                 new = partial(manifests.reclaimed_status, count=count)
-            case ReleaseQuota():
+            case ReleaseQuota(step):
                 new = manifests.released_status
             case FinishWorkload(succeeded, message):
                 new = partial(manifests.finished_status, succeeded=succeeded, message=message)
-        return await self._write(self.requests.memory.workload, new)
-
-    async def write_step_status(self, action: ReleaseStep | ReclaimStep | MarkStepReady) -> Result:
-        """Change the status of the Workload of a step."""
-        match action:
-            case ReleaseStep():
-                new: _NewStatus = manifests.released_status
-            case ReclaimStep(_, count):
-                new = partial(manifests.reclaimed_status, count=count)
-            case MarkStepReady():
-                new = partial(manifests.ready_status, ready=True)
-        return await self._write(self.requests.memory.steps.get(action.name), new)
+        memory = self.requests.memory
+        return await self._write(memory.steps.get(step) if step else memory.workload, new)
 
     async def _create(self, body: dict[str, Any]) -> Result:
         return await self.requests.create(KUEUE_WORKLOADS, "Workload/", body, explain=explain_workload_refusal)

@@ -13,9 +13,9 @@ from elasticjob_operator.actions import (
     CreateStep,
     DeactivateStep,
     DeleteWorkload,
-    MarkStepReady,
-    ReclaimStep,
-    ReleaseStep,
+    MarkPodsReady,
+    ReclaimPods,
+    ReleaseQuota,
     StepAction,
 )
 from elasticjob_operator.model.cluster.workload import Workload, WorkloadCondition, parse_workload
@@ -131,15 +131,16 @@ def test_a_job_has_the_pods_of_its_base_and_of_admitted_steps(
         pytest.param(steps("waits", "waits"), demand(), [], id="steps wait"),
         pytest.param(steps("ready", "ready"), demand(4), [], id="at its maximum"),
         pytest.param(steps("evicted", "ready"), demand(4), [], id="preempted: its pods have not ended"),
-        pytest.param(steps("evicted", "ready"), demand(3), [ReleaseStep("s0")], id="preempted: they have"),
-        pytest.param(steps("ready", "evicted"), demand(3, running=2), [ReleaseStep("s1")], id="while pods start"),
+        pytest.param(steps("evicted", "ready"), demand(3), [ReleaseQuota("s0")], id="preempted: they have"),
+        pytest.param(steps("ready", "evicted"), demand(3, running=2), [ReleaseQuota("s1")], id="while pods start"),
         pytest.param(steps("evicted", "evicted"), demand(4), [], id="two at once: no pod has ended"),
-        pytest.param(steps("evicted", "evicted"), demand(3), [ReleaseStep("s0")], id="two at once: one has"),
+        pytest.param(steps("evicted", "evicted"), demand(3), [ReleaseQuota("s0")], id="two at once: one has"),
         pytest.param(
-            steps("evicted", "evicted"), demand(2), [ReleaseStep("s0"), ReleaseStep("s1")], id="two at once: both have"
+            steps("evicted", "evicted"), demand(2), [ReleaseQuota("s0"), ReleaseQuota("s1")],
+            id="two at once: both have",
         ),
         pytest.param(
-            steps(workload("s0", "evicted", 2), "evicted"), demand(4, wanted=5), [ReleaseStep("s1")],
+            steps(workload("s0", "evicted", 2), "evicted"), demand(4, wanted=5), [ReleaseQuota("s1")],
             id="two of different sizes: what fits goes first",
         ),
         pytest.param(steps("released", "ready"), demand(3), [], id="released: it keeps its place in the queue"),
@@ -156,10 +157,10 @@ def test_a_job_has_the_pods_of_its_base_and_of_admitted_steps(
             steps("evicted", "ready"), demand(3, wanted=3), [delete(0)], id="preempted while it scales down"
         ),
         pytest.param(
-            steps(workload("s0", "ready", 4)), demand(3, wanted=3), [ReclaimStep("s0", 3)], id="wants a part of a step"
+            steps(workload("s0", "ready", 4)), demand(3, wanted=3), [ReclaimPods(3, "s0")], id="wants a part of a step"
         ),
         pytest.param(
-            steps(workload("s0", "ready", 4, reclaimed=1)), demand(3, wanted=3), [ReclaimStep("s0", 3)],
+            steps(workload("s0", "ready", 4, reclaimed=1)), demand(3, wanted=3), [ReclaimPods(3, "s0")],
             id="wants a smaller part of it",
         ),
         pytest.param(
@@ -188,13 +189,13 @@ def test_a_job_has_the_pods_of_its_base_and_of_admitted_steps(
         ),
         pytest.param(
             steps(workload("s0", "evicted", flavors=("a100",), active=False), "ready"), demand(3),
-            [ReleaseStep("s0")], id="deactivated: evicted",
+            [ReleaseQuota("s0")], id="deactivated: evicted",
         ),
-        pytest.param(steps("admitted"), demand(3, wanted=3), [MarkStepReady("s0")], id="its pods train"),
+        pytest.param(steps("admitted"), demand(3, wanted=3), [MarkPodsReady(step="s0")], id="its pods train"),
         pytest.param(steps("admitted"), demand(3, wanted=3, running=2), [], id="its pods start"),
         pytest.param(steps("admitted"), demand(3, wanted=3, trains=False), [], id="no round trains"),
         pytest.param(
-            steps("admitted", "admitted"), demand(4, running=3), [MarkStepReady("s0")], id="the second one starts"
+            steps("admitted", "admitted"), demand(4, running=3), [MarkPodsReady(step="s0")], id="the second one starts"
         ),
         pytest.param(steps("finished", "ready"), demand(3), [delete(0)], id="a foreign hand finished one"),
         pytest.param(steps("ready", "waits"), demand(3, over=True), [delete(1)], id="suspended or over: pods end"),
@@ -245,15 +246,16 @@ def _applied(of_steps: Mapping[int, Workload], actions: tuple[StepAction, ...]) 
         if isinstance(action, CreateStep):
             after[action.index] = workload(f"s{action.index}", "waits", action.count)
             continue
-        index = int(action.name[1:])
+        name = action.name if isinstance(action, (DeleteWorkload, DeactivateStep)) else action.step
+        index = int(name[1:])
         if isinstance(action, DeleteWorkload):
             del after[index]
-        elif isinstance(action, ReleaseStep):
-            after[index] = workload(action.name, "released", after[index].count)
-        elif isinstance(action, ReclaimStep):
+        elif isinstance(action, ReleaseQuota):
+            after[index] = workload(name, "released", after[index].count)
+        elif isinstance(action, ReclaimPods):
             after[index] = replace(after[index], reclaimed=action.count)
-        elif isinstance(action, MarkStepReady):
-            after[index] = workload(action.name, "ready", after[index].count, reclaimed=after[index].reclaimed)
+        elif isinstance(action, MarkPodsReady):
+            after[index] = workload(name, "ready", after[index].count, reclaimed=after[index].reclaimed)
     return after
 
 

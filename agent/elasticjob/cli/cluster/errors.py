@@ -6,9 +6,7 @@ import json
 from typing import Any
 
 from elasticjob._runtime.contract.text import printable
-
-USAGE = 64
-"""Exit code: what the user typed is wrong, and nothing was sent to the cluster."""
+from elasticjob.cli.arguments import USAGE
 
 UNAVAILABLE = 69
 """Exit code: no cluster is reachable. ExitCode.UNAVAILABLE of contract.names has the same meaning for an agent."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from elasticjob.cli.cluster.errors import USAGE, ClusterError
+from elasticjob.cli.arguments import USAGE
+from elasticjob.cli.cluster.errors import ClusterError
 
 
 class SubmitError(ClusterError):

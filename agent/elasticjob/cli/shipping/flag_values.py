@@ -10,14 +10,14 @@ import re
 from collections.abc import Iterable, Mapping
 
 from elasticjob._runtime.contract.commands.reserved_variables import is_reserved_variable
+from elasticjob._runtime.contract.commands.worker_count import MAX_WORKERS
 from elasticjob._runtime.contract.shipped_code import CODE_FOLDER
+from elasticjob.cli.arguments import MOST_PODS
 from elasticjob.cli.shipping.errors import SubmitError
 from elasticjob.cli.shipping.job_request import ClaimMount, JobRequest
 
 LONGEST_NAME = 253
 LONGEST_JOB_NAME = 50
-MOST_PODS = 4096
-MOST_WORKERS = 64
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _JOB_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _IMAGE = re.compile(
@@ -54,11 +54,11 @@ def check_request(request: JobRequest) -> None:
 def _check_workers(request: JobRequest) -> None:
     if request.gpus < 0:
         raise SubmitError(f"--gpus {request.gpus}: want a number from 0 on")
-    if request.workers is not None and not 1 <= request.workers <= MOST_WORKERS:
-        raise SubmitError(f"--workers {request.workers}: want a number from 1 to {MOST_WORKERS}")
-    if request.workers is None and request.gpus > MOST_WORKERS:
+    if request.workers is not None and not 1 <= request.workers <= MAX_WORKERS:
+        raise SubmitError(f"--workers {request.workers}: want a number from 1 to {MAX_WORKERS}")
+    if request.workers is None and request.gpus > MAX_WORKERS:
         raise SubmitError(
-            f"--gpus {request.gpus}: a pod has at most {MOST_WORKERS} workers, one for each GPU: ask for fewer GPUs,"
+            f"--gpus {request.gpus}: a pod has at most {MAX_WORKERS} workers, one for each GPU: ask for fewer GPUs,"
             " or for fewer workers with --workers"
         )
 
@@ -87,7 +87,7 @@ def parse_env(pairs: Iterable[str]) -> dict[str, str]:
 
 
 def parse_names(flag: str, names: Iterable[str]) -> tuple[str, ...]:
-    """Return names of objects of the namespace, each once. SubmitError: one is no name that Kubernetes takes."""
+    """Return names of objects of the namespace, each once. SubmitError: Kubernetes does not take one of them."""
     for name in (found := tuple(dict.fromkeys(names))):
         _check_name(flag, name, name)
     return found

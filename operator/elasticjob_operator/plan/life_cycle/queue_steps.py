@@ -19,9 +19,9 @@ from elasticjob_operator.actions import (
     CreateStep,
     DeactivateStep,
     DeleteWorkload,
-    MarkStepReady,
-    ReclaimStep,
-    ReleaseStep,
+    MarkPodsReady,
+    ReclaimPods,
+    ReleaseQuota,
     StepAction,
 )
 from elasticjob_operator.model.cluster.workload import Workload, WorkloadCondition
@@ -133,7 +133,7 @@ def _give(step: Workload, spare: int, *, useless: bool, evicted: bool) -> StepAc
     # Kueue keeps what was reclaimed: a step that stays in the queue would ask for fewer pods for ever.
     if useless or (evicted and step.reclaimed):
         return _delete(step)
-    return ReleaseStep(step.name) if evicted else ReclaimStep(step.name, step.reclaimed + spare)
+    return ReleaseQuota(step.name) if evicted else ReclaimPods(step.reclaimed + spare, step.name)
 
 
 def _mark_ready(base: Workload, steps: list[Workload], demand: Demand) -> list[StepAction]:
@@ -147,7 +147,7 @@ def _mark_ready(base: Workload, steps: list[Workload], demand: Demand) -> list[S
         reached += _pods(step)
         started = demand.trains and demand.running >= min(reached, demand.wanted)
         if started and not step.is_true(WorkloadCondition.PODS_READY):
-            actions.append(MarkStepReady(step.name))
+            actions.append(MarkPodsReady(step=step.name))
     return actions
 
 
