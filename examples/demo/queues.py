@@ -20,12 +20,10 @@ from rich import box  # noqa: E402
 from rich.table import Table  # noqa: E402
 
 from demo import NAMESPACE, console, prepare  # noqa: E402
-from support.cluster import kueue as real  # noqa: E402
-from support.cluster.install import install  # noqa: E402
 from support.cluster.jobs import Job  # noqa: E402
-from support.cluster.kube import Json, Kube, is_true  # noqa: E402
+from support.cluster.kube import Json, Kube  # noqa: E402
 from support.cluster.logbook import LogBook  # noqa: E402
-from support.cluster.steps import URGENT, elastic_job, quota, urgent_job  # noqa: E402
+from support.cluster.steps import elastic_job, queues, urgent_job, wait_admitted  # noqa: E402
 
 RESEARCH, PRODUCT, NOMINAL = "research", "product", 2
 """The two queues, and for how many pods each has quota of its own. Each lends the other what it does not use."""
@@ -48,11 +46,7 @@ class Story:
         action()
         waited = "-"
         if admitted:
-            is_admitted = lambda found: any(is_true(workload, "Admitted") for workload in found)  # noqa: E731
-            self.kube.wait_list(
-                "workloads", NAMESPACE, is_admitted,
-                selector=f"elasticjob.dev/job-name={admitted}", timeout=120, what=f"{admitted} is admitted",
-            )  # fmt: skip
+            wait_admitted(self.kube, NAMESPACE, admitted)
             waited = f"{time.monotonic() - begin:.2f} s"
         step = self.book.wait_steps_after(moment, world=pods, timeout=180)
         self.book.wait_step(step.step + 20, timeout=120)
@@ -62,8 +56,8 @@ class Story:
         console.print(f"    bert trains on {pods} pod{'s' if pods > 1 else ''}")
 
 
-def play(kube: Kube) -> None:
-    """Let the jobs come and go, and print the table."""
+def play(kube: Kube) -> bool:
+    """Let the jobs come and go, and print the table. Return whether no step was lost."""
     bert = Job(kube, NAMESPACE, "bert")
     with LogBook(kube, NAMESPACE, "bert") as book:
         story = Story(kube, bert, book)
@@ -99,32 +93,17 @@ def play(kube: Kube) -> None:
     console.print(
         f"bert: {max(steps)} steps, {lost} lost; {status['restarts']} restarts, {status['executionAttempts']} execution"
     )
-
-
-def set_up(kube: Kube) -> None:
-    """Create the queues and the classes."""
-    kube.create("resourceflavors", real.flavor("linux"))
-    kube.create("workloadpriorityclasses", URGENT)
-    kube.create("workloadpriorityclasses", real.priority_class("elastic-steps", -1))
-    for name in (RESEARCH, PRODUCT):
-        kube.create("clusterqueues", real.cluster_queue(name, quota(NOMINAL), "linux", cohort="all"))
-        kube.create("localqueues", real.local_queue(name, name), NAMESPACE)
+    return lost == 0
 
 
 def main() -> int:
     begin = time.time()
     kube, cluster_dir = prepare()
     console.print("[bold]helm upgrade --install kueue[/]")
-    with real.installed(kube, cluster_dir):
-        try:
-            set_up(kube)
-            install(kube, cluster_dir, "kueue.enabled=true")
-            play(kube)
-        finally:
-            kube.recreate_namespace(NAMESPACE)
-            install(kube, cluster_dir)
+    with queues(kube, cluster_dir, NAMESPACE, (RESEARCH, PRODUCT), NOMINAL, cohort="all"):
+        kept_all = play(kube)
     console.print(f"the whole demo took {time.time() - begin:.0f} s")
-    return 0
+    return 0 if kept_all else 1
 
 
 if __name__ == "__main__":

@@ -10,20 +10,20 @@ import pytest
 import yaml
 
 from support.cluster import kueue as real
-from support.cluster.install import install
 from support.cluster.jobs import Job
 from support.cluster.kube import Json, Kube, Objects, condition, is_true
 from support.cluster.logbook import LogBook
 from support.cluster.steps import (
-    URGENT,
     Balance,
     assert_every_step,
     assert_none_lost,
     elastic_job,
     holds,
+    queues,
     quota,
     urgent_job,
     uses,
+    wait_admitted,
 )
 from support.docs.blocks import all_blocks
 
@@ -39,19 +39,8 @@ PAGE = "docs/operate/kueue.md"
 @pytest.fixture
 def version(kube: Kube, cluster_dir: Path, namespace: str) -> Iterator[str]:
     """Kueue with a queue `team` for QUOTA pods, and an operator that uses it; a version from before any job."""
-    with real.installed(kube, cluster_dir):
-        try:
-            kube.create("resourceflavors", real.flavor("linux"))
-            kube.create("workloadpriorityclasses", URGENT)
-            kube.create("workloadpriorityclasses", class_on_page())
-            kube.create("clusterqueues", real.cluster_queue("team", quota(QUOTA), "linux"))
-            made = kube.create("localqueues", real.local_queue("team", "team"), namespace)
-            install(kube, cluster_dir, "kueue.enabled=true")
-            yield made["metadata"]["resourceVersion"]
-            for job in kube.list("elasticjobs", namespace):
-                kube.delete("elasticjobs", job["metadata"]["name"], namespace)
-        finally:
-            install(kube, cluster_dir)
+    with queues(kube, cluster_dir, namespace, ["team"], QUOTA, step_class=class_on_page()) as before:
+        yield before
 
 
 def class_on_page() -> Json:
@@ -93,11 +82,7 @@ def take_a_step(job: Job, other: Json, submit: Submit, pods: int) -> None:
     kube.wait_list("pods", job.namespace, fewer, selector=job.workers, timeout=90, what=f"{pods} pods are left")
     gone = time.monotonic()
     name = other["metadata"]["name"]
-    admitted = lambda found: any(is_true(workload, "Admitted") for workload in found)  # noqa: E731
-    kube.wait_list(
-        "workloads", job.namespace, admitted,
-        selector=f"elasticjob.dev/job-name={name}", timeout=90, what=f"{name} is admitted",
-    )  # fmt: skip
+    wait_admitted(kube, job.namespace, name)
     print(
         f"{name}: step evicted {evicted - begin:.2f} s after it was submitted, pods gone {gone - evicted:.2f} s later, "
         f"admitted {time.monotonic() - gone:.2f} s after that",

@@ -11,7 +11,6 @@ import pytest
 
 from cluster.waiting import until
 from support.cluster import kueue as real
-from support.cluster.install import install
 from support.cluster.jobs import Job
 from support.cluster.kube import Json, Kube, is_true
 from support.cluster.logbook import LogBook
@@ -22,7 +21,7 @@ from support.cluster.steps import (
     assert_every_step,
     assert_none_lost,
     elastic_job,
-    quota,
+    queues,
 )
 
 pytestmark = [pytest.mark.alone, pytest.mark.deep, pytest.mark.timeout(1800)]
@@ -35,21 +34,8 @@ EVICTIONS = 50
 @pytest.fixture
 def version(kube: Kube, cluster_dir: Path, namespace: str) -> Iterator[str]:
     """Kueue with the queues, and an operator that uses it; a version of the cluster from before any job."""
-    with real.installed(kube, cluster_dir):
-        try:
-            kube.create("resourceflavors", real.flavor("linux"))
-            kube.create("workloadpriorityclasses", URGENT)
-            kube.create("workloadpriorityclasses", real.priority_class("elastic-steps", -1))
-            for name in QUEUES:
-                kube.create("clusterqueues", real.cluster_queue(name, quota(NOMINAL), "linux", cohort="both"))
-                made = kube.create("localqueues", real.local_queue(name, name), namespace)
-            install(kube, cluster_dir, "kueue.enabled=true")
-            yield made["metadata"]["resourceVersion"]
-            for plural in ("elasticjobs", "workloads"):
-                for found in kube.list(plural, namespace):
-                    kube.delete(plural, found["metadata"]["name"], namespace)
-        finally:
-            install(kube, cluster_dir)
+    with queues(kube, cluster_dir, namespace, QUEUES, NOMINAL, cohort="both") as before:
+        yield before
 
 
 def urgent(name: str, queue: str, pods: int) -> Json:

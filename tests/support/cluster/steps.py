@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import dropwhile
 from pathlib import Path
 
 from cluster.waiting import until
 from support.cluster import kueue as real
+from support.cluster.install import install
 from support.cluster.jobs import Job, manifest
-from support.cluster.kube import Json, condition, is_true
+from support.cluster.kube import Json, Kube, condition, is_true
 from support.cluster.logbook import LogBook
 
 STEPS = "elasticjob.dev/step-priority-class"
@@ -20,6 +22,43 @@ CPU = 50
 RESOURCES = {"requests": {"cpu": f"{CPU}m", "memory": "256Mi"}}
 EXAMPLE = Path(__file__).parents[3] / "examples" / "state" / "train.py"
 URGENT = real.priority_class("urgent", 100)
+
+
+STEP_CLASS = real.priority_class("elastic-steps", -1)
+
+
+@contextmanager
+def queues(
+    kube: Kube, cluster_dir: Path, namespace: str, names: Sequence[str], pods: int, *, cohort: str = "",
+    step_class: Json = STEP_CLASS,
+) -> Iterator[str]:  # fmt: skip
+    """Install Kueue with queues of these names, each with quota for so many pods, and let the operator use it.
+
+    Return a version of the cluster from before any job. In the end the jobs and Workloads of the namespace are deleted.
+    `cohort`, if any: the queues lend each other what they do not use.
+    """
+    with real.installed(kube, cluster_dir):
+        try:
+            kube.create("resourceflavors", real.flavor("linux"))
+            for priority in (URGENT, step_class):
+                kube.create("workloadpriorityclasses", priority)
+            for name in names:
+                kube.create("clusterqueues", real.cluster_queue(name, quota(pods), "linux", cohort))
+                made = kube.create("localqueues", real.local_queue(name, name), namespace)
+            install(kube, cluster_dir, "kueue.enabled=true")
+            yield made["metadata"]["resourceVersion"]
+        finally:
+            for plural in ("elasticjobs", "workloads"):
+                for found in kube.list(plural, namespace):
+                    kube.delete(plural, found["metadata"]["name"], namespace)
+            install(kube, cluster_dir)
+
+
+def wait_admitted(kube: Kube, namespace: str, job: str) -> None:
+    """Wait until Kueue has admitted a Workload of the job."""
+    admitted = lambda found: any(is_true(workload, "Admitted") for workload in found)  # noqa: E731
+    selector = f"elasticjob.dev/job-name={job}"
+    kube.wait_list("workloads", namespace, admitted, selector=selector, timeout=90, what=f"{job} is admitted")
 
 
 def quota(pods: int) -> str:
