@@ -36,7 +36,8 @@ def api_server(folder: Path) -> Iterator[ApiServer]:
     pki.create(server.pki, (), server.kubeconfig, server.url)
     etcd = f"http://{ADDRESS}:{client}"
     # No pod reaches the API server by its Service, which must not have a loopback address.
-    flags = [*api_server_flags(server.pki, etcd, ADDRESS, port), "--endpoint-reconciler-type=none"]
+    own = api_server_flags(server.pki, etcd, ADDRESS, port, build.find_release())
+    flags = [*own, "--endpoint-reconciler-type=none"]
     with ExitStack() as stack:
         for name, arguments in (
             ("etcd", etcd_flags(folder / "etcd", etcd, f"http://{ADDRESS}:{peer}")),

@@ -83,7 +83,7 @@ class BareCluster:
     def start(self, programs: build.Programs, settings: Settings) -> None:
         """Start a cluster that can run pods."""
         layout, nodes = self.layout, self.layout.nodes(settings.nodes)
-        plane = ControlPlane(layout, programs, settings.grace)
+        plane = ControlPlane(layout, programs, build.find_release(settings.kubernetes), settings.grace)
         machines = [Machine(layout, node, programs) for node in nodes]
         with stage("network and certificates"):
             leftovers.record_machine(layout.state)

@@ -42,6 +42,20 @@ class Release:
     """A version of Kubernetes that the cluster can run, such as `1.34.4`."""
 
     version: str
+    gates: tuple[str, ...] = ()
+    """Feature gates that its control plane has on, besides those that are on by default."""
+    apis: tuple[str, ...] = ()
+    """APIs that it serves besides those that are served by default, such as `lifecycle.k8s.io/v1alpha1`."""
+
+    @property
+    def gate_flags(self) -> list[str]:
+        """Flags of a component of the control plane."""
+        return [f"--feature-gates={','.join(f'{gate}=true' for gate in self.gates)}"] if self.gates else []
+
+    @property
+    def api_flags(self) -> list[str]:
+        """Further flags of the API server."""
+        return [f"--runtime-config={','.join(f'{api}=true' for api in self.apis)}"] if self.apis else []
 
     @property
     def minor(self) -> str:
@@ -59,7 +73,8 @@ class Release:
         return f"-s -w -X {_KEY}.gitVersion=v{self.version} -X {_KEY}.gitMajor={major} -X {_KEY}.gitMinor={minor}"
 
 
-OLDEST, NEWEST = Release("1.34.4"), Release("1.37.2")
+OLDEST = Release("1.34.4")
+NEWEST = Release("1.37.2", ("EvictionRequestAPI",), ("lifecycle.k8s.io/v1alpha1",))
 DEFAULT = OLDEST
 
 

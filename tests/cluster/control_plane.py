@@ -5,7 +5,7 @@ from pathlib import Path
 
 from . import processes
 from .api import Api
-from .build import Programs
+from .build import Programs, Release
 from .layout import API_PORT, CONTROL, CONTROL_ADDRESS, DNS_DOMAIN, POD_NETWORK, SERVICE_NETWORK, Layout
 
 ETCD = "http://127.0.0.1:2379"
@@ -19,6 +19,7 @@ class ControlPlane:
 
     layout: Layout
     programs: Programs
+    release: Release
     grace: float | None
     """Seconds without a heartbeat after which a node counts as lost; None: the default of Kubernetes (50)."""
 
@@ -37,7 +38,7 @@ class ControlPlane:
     def start_store(self) -> None:
         """Start etcd and the API server, which retries until etcd answers."""
         self.start("etcd", *etcd_flags(self.layout.state / "etcd", ETCD, "http://127.0.0.1:2380"))
-        flags = api_server_flags(self.layout.pki, ETCD, CONTROL_ADDRESS, API_PORT)
+        flags = api_server_flags(self.layout.pki, ETCD, CONTROL_ADDRESS, API_PORT, self.release)
         self.start("kube-apiserver", *flags)
 
     def start_controllers(self) -> None:
@@ -63,7 +64,8 @@ class ControlPlane:
     def identity(self, name: str) -> list[str]:
         kubeconfig = self.pki(f"{name}.kubeconfig")
         flags = [f"--{kind}kubeconfig={kubeconfig}" for kind in ("", "authentication-", "authorization-")]
-        return [*flags, "--leader-elect=false", "--profiling=false", "--bind-address=127.0.0.1"]
+        common = ["--leader-elect=false", "--profiling=false", "--bind-address=127.0.0.1"]
+        return [*flags, *common, *self.release.gate_flags]
 
     def start_network(self, corefile: Path) -> None:
         """Start CoreDNS, and kube-proxy for the host and the API server."""
@@ -87,9 +89,11 @@ def etcd_flags(data: Path, client: str, peer: str) -> list[str]:
     ]
 
 
-def api_server_flags(pki: Path, etcd: str, address: str, port: int) -> list[str]:
+def api_server_flags(pki: Path, etcd: str, address: str, port: int, release: Release) -> list[str]:
     """Return the API server's flags: the folder of its certificates, etcd's URL, and where it listens."""
     return [
+        *release.gate_flags,
+        *release.api_flags,
         f"--etcd-servers={etcd}",
         f"--service-cluster-ip-range={SERVICE_NETWORK}",
         f"--bind-address={address}",
