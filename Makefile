@@ -6,7 +6,7 @@ SHELL := /bin/bash -o pipefail
 unexport PYTHONDONTWRITEBYTECODE
 PY := .venv/bin/python
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
-# The cluster's Kubernetes: `make e2e KUBERNETES=1.34` (docs/contribute/cluster.md).
+# The cluster's Kubernetes, else the newest: `make e2e KUBERNETES=1.34` (docs/contribute/cluster.md).
 export ELASTICJOB_KUBERNETES := $(or $(KUBERNETES),$(ELASTICJOB_KUBERNETES))
 # Tests marked `deep` repeat at length what shorter ones show: `make deep` runs them, MARKED= runs all.
 MARKED := not deep
@@ -51,7 +51,7 @@ model: venv ## the whole explorer: interleavings of the pure decisions (six minu
 	@$(PYTEST) -n auto --dist worksteal --timeout 1800 tests/model $(if $(SAMPLE),--sample)
 
 .PHONY: programs
-programs: ## build what the cluster runs, once (8 minutes on two cores)
+programs: ## build what the cluster runs, once (12 minutes on two cores)
 	@python3 tests/cluster/cluster.py prepare
 
 .PHONY: cluster
@@ -113,6 +113,11 @@ dashboards: ## write the Grafana dashboards of the chart
 e2e: venv cluster images metrics-server kueue ## everything, on the real cluster (it stays up afterwards)
 	@pytest -q -n 2 --maxschedchunk 1 -m '$(SELECTED) and not alone' tests/e2e; first=$$?; \
 		pytest -q -m '$(SELECTED) and alone' tests/e2e && exit $$first
+
+.PHONY: e2e-oldest
+e2e-oldest: export ELASTICJOB_KUBERNETES = 1.34
+e2e-oldest: venv cluster images metrics-server kueue ## one test of each end-to-end file on the oldest Kubernetes that we claim (not part of `make test`; `make cluster-down` first)
+	@pytest -q -m 'not deep' --one-of-each-file tests/e2e
 
 .PHONY: network-policies
 network-policies: venv cluster images ## faults on the real cluster while NetworkPolicies are enforced (20 minutes; not part of `make test`)

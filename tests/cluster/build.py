@@ -75,7 +75,7 @@ class Release:
 
 OLDEST = Release("1.34.4")
 NEWEST = Release("1.37.2", ("EvictionRequestAPI",), ("lifecycle.k8s.io/v1alpha1",))
-DEFAULT = OLDEST
+DEFAULT = NEWEST
 
 
 def find_release(minor: str = "") -> Release:

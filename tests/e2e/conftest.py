@@ -25,11 +25,22 @@ from support.cluster.kube import Json, Kube
 from support.cluster.logbook import LogBook
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--one-of-each-file", action="store_true", help="the first selected test of each end-to-end file")
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    """Mark the tests of this folder; of those that `-m` and `-k` select, leave the first of each file if asked to."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.cluster)
             item.add_marker(pytest.mark.timeout(900))
+    yield
+    if config.getoption("one_of_each_file", default=False):
+        first = {item.path: item for item in reversed(items)}
+        config.hook.pytest_deselected(items=[item for item in items if item is not first[item.path]])
+        items[:] = [item for item in items if item is first[item.path]]
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -15,6 +15,7 @@ import tomllib
 import yaml
 from packaging.requirements import Requirement
 
+from cluster.build import NEWEST, OLDEST
 from release import version as versions
 from release.__main__ import empty
 from release.bill_of_materials import LOCKS, pins
@@ -160,3 +161,16 @@ def test_the_workflows_run_what_there_is() -> None:
             assert re.fullmatch(r"[\w/-]+@[\w./-]+", action)
         for job in workflow["jobs"].values():
             assert "permissions" in job, name
+
+
+def test_pages_and_chart_claim_the_kubernetes_that_tests_run_on() -> None:
+    oldest, newest = OLDEST.minor, NEWEST.minor
+    chart = yaml.safe_load((REPOSITORY / "charts/elasticjob/Chart.yaml").read_text())
+    assert chart["kubeVersion"] == f">={oldest}.0-0"
+    for page in ("README.md", "docs/get-started/install.md"):
+        assert f"Kubernetes {oldest} or newer" in (REPOSITORY / page).read_text()
+    assert (
+        f"| Kubernetes | {oldest} or newer | {newest} and {oldest}:"
+        in (REPOSITORY / "docs/operate/versions.md").read_text()
+    )
+    assert f"e2e-oldest: export ELASTICJOB_KUBERNETES = {oldest}\n" in (REPOSITORY / "Makefile").read_text()
