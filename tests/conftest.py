@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from cluster import build
+
 # A shell starts background processes with both ignored, and the processes that tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
@@ -33,6 +35,15 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test whose feature gate the chosen Kubernetes has not on, or has on (`needs_gate`)."""
+    for mark in item.iter_markers("needs_gate"):
+        (name,), on, release = mark.args, mark.kwargs.get("on", True), build.find_release()
+        if (name in release.gates) != on:
+            has = "no" if on else "the"
+            pytest.skip(f"Kubernetes {release.minor} of the test cluster has {has} feature gate {name} on")
 
 
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:

@@ -58,13 +58,6 @@ class ResizeGang:
 
 
 @dataclass(frozen=True)
-class ReplaceGang:
-    """Delete the gang object and create it again with its new size: its API allows no change."""
-
-    uid: str
-
-
-@dataclass(frozen=True)
 class DeleteGang:
     """Delete the gang object."""
 
@@ -225,7 +218,6 @@ Action: TypeAlias = (
     | DeleteService
     | CreateGang
     | ResizeGang
-    | ReplaceGang
     | DeleteGang
     | CreateWorkload
     | UpdateWorkload

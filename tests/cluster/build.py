@@ -74,7 +74,9 @@ class Release:
 
 
 OLDEST = Release("1.34.4")
-NEWEST = Release("1.37.2", ("EvictionRequestAPI",), ("lifecycle.k8s.io/v1alpha1",))
+NEWEST = Release(
+    "1.37.2", ("EvictionRequestAPI", "GenericWorkload"), ("lifecycle.k8s.io/v1alpha1", "scheduling.k8s.io/v1beta1")
+)
 DEFAULT = NEWEST
 
 

@@ -19,7 +19,7 @@ With the chart's value gang.coscheduling, gang.volcano or gang.kubernetes:
 
 podgroups (scheduling.x-k8s.io)    create, delete, get, patch
 podgroups (scheduling.volcano.sh)  create, delete, get, patch
-workloads (scheduling.k8s.io)      create, delete, get
+podgroups (scheduling.k8s.io)      create, delete, get, patch
 
 With the chart's value metrics.secure.enabled:
 
@@ -70,7 +70,7 @@ LIMIT_RANGES = Resource("", "v1", "limitranges")
 NODES = Resource("", "v1", "nodes")
 LEASES = Resource("coordination.k8s.io", "v1", "leases")
 COSCHEDULING_GROUPS = Resource("scheduling.x-k8s.io", "v1alpha1", "podgroups")
-WORKLOADS = Resource("scheduling.k8s.io", "v1alpha1", "workloads")
+KUBERNETES_GROUPS = Resource("scheduling.k8s.io", "v1beta1", "podgroups")
 VOLCANO_GROUPS = Resource("scheduling.volcano.sh", "v1beta1", "podgroups")
 KUEUE_WORKLOADS = Resource("kueue.x-k8s.io", "v1beta2", "workloads")
 RESOURCE_FLAVORS = Resource("kueue.x-k8s.io", "v1beta2", "resourceflavors")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elasticjob_operator.kube.api import COSCHEDULING_GROUPS, VOLCANO_GROUPS, WORKLOADS, KubeApi, Resource
+from elasticjob_operator.kube.api import COSCHEDULING_GROUPS, KUBERNETES_GROUPS, VOLCANO_GROUPS, KubeApi, Resource
 from elasticjob_operator.kube.errors import KubeError, NotFound, Refused
 from elasticjob_operator.model.cluster.raw import Raw
 from elasticjob_operator.model.job.spec import GangProvider
@@ -10,14 +10,14 @@ from elasticjob_operator.model.job.spec import GangProvider
 GANG_RESOURCES = {
     GangProvider.COSCHEDULING: COSCHEDULING_GROUPS,
     GangProvider.VOLCANO: VOLCANO_GROUPS,
-    GangProvider.KUBERNETES: WORKLOADS,
+    GangProvider.KUBERNETES: KUBERNETES_GROUPS,
 }
 _INSTALL = {
     GangProvider.COSCHEDULING: "install the coscheduling plugin of scheduler-plugins with its CRDs",
     GangProvider.VOLCANO: "install Volcano",
     GangProvider.KUBERNETES: (
-        "start Kubernetes 1.35 with the feature gates GenericWorkload and GangScheduling and the API server with "
-        "--runtime-config=scheduling.k8s.io/v1alpha1=true"
+        "start Kubernetes 1.37 or newer with the feature gate GenericWorkload and its API server with "
+        "--runtime-config=scheduling.k8s.io/v1beta1=true (the alpha versions of this API in 1.35 and 1.36 do not serve)"
     ),
 }
 

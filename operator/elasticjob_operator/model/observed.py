@@ -282,7 +282,8 @@ class Observed:
     refusals: Mapping[str, Refusal] = field(default_factory=dict)
     """Keyed by name for pods, by `Kind/name` for other children."""
     withheld: frozenset[str] = frozenset()
-    """Names of worker pods that status names and this operator has not created: older pods of the index must end."""
+    """Names of worker pods that status names and this operator has not created yet: older pods of the index must end
+    before, or the job's gang must have its Nodes."""
     terminating_since: float | None = None
     """Since when Services that are being deleted have the names of the children, on this operator's clock, Unix
     seconds; None: none has."""

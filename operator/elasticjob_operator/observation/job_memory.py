@@ -59,7 +59,7 @@ class JobMemory:
     refusals: dict[str, Refusal] = field(default_factory=dict)
     """Refused creations by child: the name of a pod, else `Kind/name`."""
     withheld: frozenset[str] = frozenset()
-    """Worker pods that status names and that wait for the end of older pods (`Plan.withheld`)."""
+    """Worker pods that status names and that are created later (`Plan.withheld`)."""
     retry_at: float | None = None
     """When actions that failed without a refusal are planned again; None: none failed."""
     terminating_since: float | None = None

@@ -97,7 +97,8 @@ class Plan:
     """None without such a store."""
     actions: tuple[Action, ...] = ()
     withheld: frozenset[str] = frozenset()
-    """Names of worker pods that status names and that are created later, once older pods of their index have ended."""
+    """Names of worker pods that status names and that are created later: once older pods of their index have ended, or
+    the job's gang has its Nodes."""
     failed_starts: int = 0
     """What new worker pods carry: how many attempts to start pods have failed."""
     key_id: str = ""

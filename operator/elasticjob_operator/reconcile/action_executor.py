@@ -32,7 +32,6 @@ from elasticjob_operator.actions import (
     MarkPodsReady,
     ReclaimPods,
     ReleaseQuota,
-    ReplaceGang,
     ResizeGang,
     UpdateStoreService,
     UpdateWorkload,
@@ -120,7 +119,7 @@ class ActionExecutor:
             CreateStep, DeactivateStep,
         )  # fmt: skip
         deletions = (DeletePod, DeleteService, DeleteGang, DeletePolicy, DeleteJob)
-        changes = (*deletions, ResizeGang, ReplaceGang, *queueing)
+        changes = (*deletions, ResizeGang, *queueing)
         others = [a for a in ordered if isinstance(a, changes)]
         # First: pods may start as soon as they exist, and an additional pod lets an eviction through once it is Ready.
         done = await self._execute_all(policies)
@@ -224,15 +223,11 @@ class ActionExecutor:
                 selector = {"spec": {"selector": store_selector(self.job, incarnation)}}
                 return await self._requests.patch(SERVICES, manifests.store_service(self.job.name), uid, selector)
             case ResizeGang(uid, size):
-                resource = GANG_RESOURCES[self.spec.gang]
-                return await self._requests.patch(
-                    resource, manifests.gang_name(self.job), uid, manifests.gang_resize(size)
-                )
-            case ReplaceGang(uid):
-                deleted = await self._delete_gang(uid)
-                return deleted if deleted.problem else await self._create_gang()
+                resource, change = GANG_RESOURCES[self.spec.gang], manifests.gang_resize(self.spec.gang, size)
+                return await self._requests.patch(resource, manifests.gang_name(self.job), uid, change)
             case DeleteGang(uid):
-                return await self._delete_gang(uid)
+                resource = GANG_RESOURCES[self.spec.gang]
+                return await self._requests.delete_child(resource, manifests.gang_name(self.job), uid)
             case DeletePod(name, uid, why, force, grace):
                 log.info("%s/%s: deleting pod %s: %s", self.job.namespace, self.job.name, name, why)
                 return await self._requests.delete(PODS, name, uid, grace=0 if force else grace)
@@ -303,6 +298,3 @@ class ActionExecutor:
 
     def _explain_gang(self, error: KubeError) -> str:
         return explain_gang_refusal(self.spec.gang, error)
-
-    async def _delete_gang(self, uid: str) -> Result:
-        return await self._requests.delete_child(GANG_RESOURCES[self.spec.gang], manifests.gang_name(self.job), uid)

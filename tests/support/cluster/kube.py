@@ -32,6 +32,7 @@ _PREFIX = {
     "rolebindings": "/apis/rbac.authorization.k8s.io/v1",
     "customresourcedefinitions": "/apis/apiextensions.k8s.io/v1",
     "podgroups": "/apis/scheduling.x-k8s.io/v1alpha1",
+    "podgroups.scheduling.k8s.io": "/apis/scheduling.k8s.io/v1beta1",
     "workloads": "/apis/kueue.x-k8s.io/v1beta2",
     "resourceflavors": "/apis/kueue.x-k8s.io/v1beta2",
     "clusterqueues": "/apis/kueue.x-k8s.io/v1beta2",
@@ -100,7 +101,7 @@ class Kube:
     def path(self, plural: str, namespace: str | None, name: str | None = None, sub: str = "") -> str:
         base = _PREFIX.get(plural, "/api/v1")
         scope = f"/namespaces/{namespace}" if namespace else ""
-        return f"{base}{scope}/{plural}" + (f"/{name}" if name else "") + sub
+        return f"{base}{scope}/{plural.partition('.')[0]}" + (f"/{name}" if name else "") + sub
 
     def get(self, plural: str, name: str, namespace: str | None = None) -> Json:
         return self.request("GET", self.path(plural, namespace, name))

@@ -414,7 +414,7 @@ SCENARIOS = (
              ((edit(replicas=4), trains(4)), (edit(replicas=2), trains(2)), (edit(replicas=3), trains(3)))),
     Scenario("smaller minimum, coscheduling", ELASTIC | {"gang": {"provider": "coscheduling"}},
              ((SMALLER, trains(3, observedGeneration=2)),)),
-    Scenario("smaller minimum, Workload", ELASTIC | {"gang": {"provider": "kubernetes"}},
+    Scenario("smaller minimum, Kubernetes", ELASTIC | {"gang": {"provider": "kubernetes"}},
              ((SMALLER, trains(3, observedGeneration=2)),)),
     Scenario("suspended and resumed", ELASTIC | {"gang": {"provider": "volcano"}},
              ((edit(suspend=True), is_suspended),

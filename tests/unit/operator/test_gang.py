@@ -12,11 +12,24 @@ from elasticjob._runtime.contract.names import Role
 from elasticjob_operator import manifests
 from elasticjob_operator.actions import CreateWorker
 from elasticjob_operator.kube import JOBS, PODS, NotFound, Refused, Resource
-from elasticjob_operator.kube.api import COSCHEDULING_GROUPS, VOLCANO_GROUPS, WORKLOADS
+from elasticjob_operator.kube.api import COSCHEDULING_GROUPS, KUBERNETES_GROUPS, VOLCANO_GROUPS
 from elasticjob_operator.model.cluster.pods import Pod, minimal_pod, parse_pod
 from elasticjob_operator.model.observed import Child
 from elasticjob_operator.observation.job_memory import LONGEST_RETRY
-from support.operator.build import NOW, UID, Raw, condition, elastic, ended, job, raw_job, run, status, steady
+from support.operator.build import (
+    NOW,
+    UID,
+    Raw,
+    condition,
+    elastic,
+    ended,
+    job,
+    raw_job,
+    run,
+    status,
+    status_of,
+    steady,
+)
 from support.operator.build import worker as running
 from support.operator.cluster import Cluster
 from support.operator.world import job_status
@@ -24,7 +37,11 @@ from support.operator.world import job_status
 COSCHEDULING = {"gang": {"provider": "coscheduling"}}
 VOLCANO = {"gang": {"provider": "volcano"}}
 KUBERNETES = {"gang": {"provider": "kubernetes"}}
-PROVIDERS = [(COSCHEDULING, COSCHEDULING_GROUPS), (VOLCANO, VOLCANO_GROUPS)]
+PROVIDERS = [
+    (COSCHEDULING, COSCHEDULING_GROUPS, "minMember"),
+    (VOLCANO, VOLCANO_GROUPS, "minMember"),
+    (KUBERNETES, KUBERNETES_GROUPS, "schedulingPolicy.gang.minCount"),
+]
 SIZES = elastic(2, 4, 3)
 
 
@@ -68,14 +85,13 @@ def test_the_pod_group_of_volcano_has_the_queue_and_the_priority_of_the_template
     }  # fmt: skip
 
 
-def test_the_workload_of_kubernetes() -> None:
+def test_the_pod_group_of_kubernetes_has_the_priority_of_its_pods() -> None:
     built = gang(**KUBERNETES, **SIZES)
-    assert (built["apiVersion"], built["kind"]) == ("scheduling.k8s.io/v1alpha1", "Workload")
-    assert built["spec"] == {
-        "controllerRef": {"apiGroup": "elasticjob.dev", "kind": "ElasticJob", "name": "bert"},
-        "podGroups": [{"name": "workers", "policy": {"gang": {"minCount": 2}}}],
-    }
+    assert (built["apiVersion"], built["kind"]) == ("scheduling.k8s.io/v1beta1", "PodGroup")
+    assert built["spec"] == {"schedulingPolicy": {"gang": {"minCount": 2}}}
     assert built["metadata"]["ownerReferences"][0]["uid"] == UID
+    high = gang(**KUBERNETES, **SIZES, template=template({"priorityClassName": "high"}))
+    assert high["spec"] == {"schedulingPolicy": {"gang": {"minCount": 2}}, "priorityClassName": "high"}
 
 
 def test_the_gang_of_a_job_of_fixed_size_is_all_of_it() -> None:
@@ -92,7 +108,7 @@ def membership(pod: Raw) -> Raw:
         "label": meta["labels"].get("scheduling.x-k8s.io/pod-group"),
         "annotation": meta["annotations"].get("scheduling.k8s.io/group-name"),
         "scheduler": pod["spec"].get("schedulerName"),
-        "workload": pod["spec"].get("workloadRef"),
+        "group": pod["spec"].get("schedulingGroup"),
     }
     return {name: value for name, value in found.items() if value}
 
@@ -105,7 +121,7 @@ def membership(pod: Raw) -> Raw:
         (COSCHEDULING, 2, {"label": "bert"}),
         (COSCHEDULING, 3, {}),
         (COSCHEDULING | {"template": template({"schedulerName": "mine"})}, 1, {"label": "bert", "scheduler": "mine"}),
-        (KUBERNETES, 2, {"workload": {"name": "bert", "podGroup": "workers"}}),
+        (KUBERNETES, 2, {"group": {"podGroupName": "bert"}}),
         (KUBERNETES, 3, {}),
         (VOLCANO, 0, {"annotation": "bert", "scheduler": "volcano"}),
         (VOLCANO, 3, {"scheduler": "volcano"}),
@@ -126,47 +142,74 @@ def test_a_pod_says_of_which_gang_it_is_a_member(provider: Raw, read: Callable[[
 
 ALONE, ALONE_TOO = running(0), running(1)
 MEMBER, MEMBER_TOO = replace(ALONE, gang="bert"), replace(ALONE_TOO, gang="bert")
+PENDING, PENDING_TOO = replace(MEMBER, node=""), replace(MEMBER_TOO, node="")
 FOREIGN = replace(MEMBER, gang="other")
 STANDBY, GONE = running(2), running(1, **ended(1))
 SPARED: Raw = {"elasticPolicy": {"minReplicas": 2, "maxReplicas": 4, "spares": 1}, "replicas": 2}
 SHRUNK: Raw = {"incarnations": "0,0,0", "vacantIndices": [{"first": 0, "last": 0}]}
+THREE: Raw = {"incarnations": "0,0,0", "selector": "elasticjob.dev/index notin (2)"}
 
 
+@pytest.mark.parametrize("provider", [COSCHEDULING, VOLCANO, KUBERNETES])
 @pytest.mark.parametrize(
-    ("pods", "spec", "fields", "expected"),
+    ("pods", "spec", "fields", "expected", "waiting"),
     [
-        ((), SPARED, {"incarnations": ""}, {"bert-0-0": True, "bert-1-0": True, "bert-2-0": False}),
-        ((MEMBER, MEMBER_TOO), SPARED, {}, {"bert-2-0": False}),
-        ((MEMBER, GONE, STANDBY), SPARED, {"incarnations": "0,0,0"}, {"bert-1-1": True}),
-        ((MEMBER, replace(GONE, index=2, name="bert-2-0"), MEMBER_TOO), SPARED, {"incarnations": "0,0,0"},
-         {"bert-2-1": False}),
-        ((ALONE, GONE), {}, {}, {"bert-1-1": False}),
-        ((FOREIGN, GONE), {}, {}, {"bert-1-1": False}),
-        ((MEMBER, GONE), {}, {}, {"bert-1-1": True}),
-        ((ALONE, ALONE_TOO), elastic(2, 4, 3), {}, {"bert-2-0": False}),
-        ((ALONE, ALONE_TOO), elastic(2, 4, 4), {}, {"bert-2-0": True, "bert-3-0": True}),
-        ((replace(MEMBER_TOO, deleting=NOW + 9), replace(STANDBY, gang="bert")), {}, SHRUNK, {"bert-1-1": True}),
+        ((), SPARED, {"incarnations": ""}, {"bert-0-0": True, "bert-1-0": True}, {"bert-2-0"}),
+        ((PENDING, PENDING_TOO), SPARED, THREE, {}, {"bert-2-1"}),
+        ((MEMBER, PENDING_TOO), SPARED, THREE, {}, {"bert-2-1"}),
+        ((MEMBER, MEMBER_TOO), SPARED, {}, {"bert-2-0": False}, set()),
+        ((MEMBER, GONE, STANDBY), SPARED, THREE, {"bert-1-1": True}, set()),
+        ((MEMBER, replace(GONE, index=2, name="bert-2-0"), MEMBER_TOO), SPARED, THREE, {"bert-2-1": False}, set()),
+        ((MEMBER, GONE, replace(GONE, index=2, name="bert-2-0")), SPARED, THREE, {"bert-1-1": True}, {"bert-2-1"}),
+        ((ALONE, GONE), {}, {}, {"bert-1-1": False}, set()),
+        ((FOREIGN, GONE), {}, {}, {"bert-1-1": False}, set()),
+        ((MEMBER, GONE), {}, {}, {"bert-1-1": True}, set()),
+        ((ALONE, ALONE_TOO), elastic(2, 4, 3), {}, {"bert-2-0": False}, set()),
+        ((ALONE, ALONE_TOO), elastic(2, 4, 4), {}, {"bert-2-0": True, "bert-3-0": True}, set()),
+        ((replace(MEMBER_TOO, deleting=NOW + 9), replace(STANDBY, gang="bert")), {}, SHRUNK, {"bert-1-1": True}, set()),
     ],
-    ids=["new", "spare missing", "member lost", "spare lost", "the other is none", "of another gang",
-         "the other is one", "grows by too few", "grows by enough", "with a vacant index"],
+    ids=["new", "gang pending", "half of the gang pending", "spare missing", "member lost", "spare lost", "both lost",
+         "the other is none", "of another gang", "the other is one", "grows by too few", "grows by enough",
+         "with a vacant index"],
 )  # fmt: skip
 def test_a_new_pod_is_a_member_if_members_are_missing_and_are_enough_with_it(
-    pods: tuple[Pod, ...], spec: Raw, fields: Raw, expected: dict[str, bool]
+    pods: tuple[Pod, ...], spec: Raw, fields: Raw, expected: dict[str, bool], waiting: set[str], provider: Raw
 ) -> None:
+    """Others wait until the gang has its Nodes: two jobs whose spares came first could hold each other's Nodes."""
     observed = steady(workers=pods)
     children = replace(observed.children, gang=Child("g", True, gang_size=2))
     known = status(**{"incarnations": "0,0", "conditions": [condition("Running")]} | fields)
-    p = run(replace(observed, job=job(status=known, **COSCHEDULING, **spec), children=children))
+    p = run(replace(observed, job=job(status=known, **provider, **spec), children=children))
     members = {a.name: not a.outside_gang for a in p.actions if isinstance(a, CreateWorker)}
-    assert members == expected
+    assert (members, set(p.withheld)) == (expected, waiting)
+
+
+def test_a_spare_that_waits_keeps_its_name_and_is_announced_only_if_it_replaces_a_pod() -> None:
+    known = status(**THREE, conditions=[condition("Running")])
+    waits = replace(steady(workers=(PENDING, PENDING_TOO)), job=job(status=known, **KUBERNETES, **SPARED))
+    again = run(replace(waits, withheld=frozenset({"bert-2-0"})))
+    assert (set(again.withheld), status_of(again)["incarnations"]) == ({"bert-2-0"}, "0,0,0")
+    others = run(waits)  # an operator that does not know that it waits
+    assert [e for e in others.event_records if e.reason == "PodReplaced"] == []
+    lost = run(replace(waits, workers=(PENDING, PENDING_TOO, replace(GONE, index=2, name="bert-2-0"))))
+    (event,) = (e for e in lost.event_records if e.reason == "PodReplaced")
+    assert "bert-2-1 replaces it once the gang has its Nodes" in event.message
 
 
 # ---- life
 
 
-@pytest.mark.parametrize(("provider", "resource"), PROVIDERS)
-async def test_the_gang_exists_before_its_pods_and_its_size_follows_min_replicas(
-    provider: Raw, resource: Resource
+def size(group: Raw, path: str) -> Any:
+    """Return the only content of a gang object's spec."""
+    found = group["spec"]
+    for name in path.split("."):
+        (found,) = [found[name]] if [*found] == [name] else []
+    return found
+
+
+@pytest.mark.parametrize(("provider", "resource", "path"), PROVIDERS)
+async def test_the_gang_exists_before_its_pods_and_its_size_follows_min_replicas_in_place(
+    provider: Raw, resource: Resource, path: str
 ) -> None:
     cluster = Cluster(**provider, **SIZES)
     await cluster.reconcile_for(1.0)
@@ -177,26 +220,23 @@ async def test_the_gang_exists_before_its_pods_and_its_size_follows_min_replicas
     cluster.change(elasticPolicy={"minReplicas": 1, "maxReplicas": 4})
     await cluster.reconcile()
     after = cluster.api.objects[resource, "bert"]
-    assert (before["spec"], after["spec"]) == ({"minMember": 2}, {"minMember": 1})
+    assert (size(before, path), size(after, path)) == (2, 1)
     assert after["metadata"]["uid"] == before["metadata"]["uid"]
     calls = len(cluster.api.calls)
     await cluster.reconcile_for(1.0)
     assert [call for call in cluster.api.calls[calls:] if call[1] == "podgroups"] == []
 
 
-async def test_a_workload_is_replaced_with_its_new_size() -> None:
-    cluster = Cluster(**KUBERNETES, **SIZES)
+async def test_the_spare_is_created_under_its_first_name_once_the_gang_has_its_nodes() -> None:
+    cluster = Cluster(**KUBERNETES, **SPARED)
+    for placed in ("bert-0-0", "bert-1-0"):
+        await cluster.reconcile_for(30.0)
+        assert cluster.workers() == ["bert-0-0", "bert-1-0"]
+        pod = cluster.api.objects[PODS, placed]
+        cluster.api.put(PODS, {**pod, "spec": {**pod["spec"], "nodeName": f"node-of-{placed}"}})
     await cluster.reconcile_for(1.0)
-    before = cluster.api.objects[WORKLOADS, "bert"]
-    cluster.change(elasticPolicy={"minReplicas": 1, "maxReplicas": 4})
-    await cluster.reconcile_for(1.0)
-    after = cluster.api.objects[WORKLOADS, "bert"]
-    sizes = [found["spec"]["podGroups"][0]["policy"]["gang"]["minCount"] for found in (before, after)]
-    assert sizes == [2, 1]
-    assert after["metadata"]["uid"] != before["metadata"]["uid"]
-    changes = [verb for verb, plural, _ in cluster.api.calls if plural == "workloads"]
-    assert changes == ["create", "delete", "create"]
     assert cluster.workers() == ["bert-0-0", "bert-1-0", "bert-2-0"]
+    assert membership(cluster.api.objects[PODS, "bert-2-0"]) == {}
 
 
 async def test_a_pod_that_replaces_a_lost_one_is_a_member_and_a_store_is_not() -> None:
@@ -263,12 +303,12 @@ class NoGroups:
         monkeypatch.setattr(cluster.api, "create", self.create)
 
     async def get(self, resource: Resource, namespace: str | None, name: str) -> Raw:
-        if self.error and resource.plural in ("podgroups", "workloads"):
+        if self.error and resource.plural == "podgroups":
             raise self.error
         return await self._get(resource, namespace, name)
 
     async def create(self, resource: Resource, namespace: str, body: Mapping[str, Any]) -> Raw:
-        if self.error and resource.plural in ("podgroups", "workloads"):
+        if self.error and resource.plural == "podgroups":
             self.tries += 1
             raise self.error
         return await self._create(resource, namespace, body)
@@ -278,7 +318,11 @@ class NoGroups:
     ("provider", "error", "advice"),
     [
         (COSCHEDULING, NotFound, "install the coscheduling plugin of scheduler-plugins with its CRDs"),
-        (KUBERNETES, NotFound, "the feature gates GenericWorkload and GangScheduling"),
+        (
+            KUBERNETES,
+            NotFound,
+            "no podgroups.scheduling.k8s.io/v1beta1: start Kubernetes 1.37 or newer with the feature",
+        ),
         (KUBERNETES, Refused, "set gang.kubernetes to true in the values of elasticjob's chart"),
         (VOLCANO, NotFound, "the cluster has no podgroups.scheduling.volcano.sh/v1beta1: install Volcano"),
         (COSCHEDULING, Refused, "set gang.coscheduling to true in the values of elasticjob's chart"),

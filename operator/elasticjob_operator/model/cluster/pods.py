@@ -251,7 +251,7 @@ def _label(raw: Raw, name: str) -> int:
 def _gang(raw: Raw) -> str:
     label = text(raw, "metadata", "labels", COSCHEDULING_LABEL)
     annotation = text(raw, "metadata", "annotations", VOLCANO_ANNOTATION)
-    return label or annotation or text(raw, "spec", "workloadRef", "name")
+    return label or annotation or text(raw, "spec", "schedulingGroup", "podGroupName")
 
 
 def _condition(status: Raw, kind: str, value: str) -> Raw | None:

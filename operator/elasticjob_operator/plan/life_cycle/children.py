@@ -8,12 +8,10 @@ from elasticjob_operator.actions import (
     CreateNodesService,
     CreateSecret,
     CreateStoreService,
-    ReplaceGang,
     ResizeGang,
     UpdateStoreService,
 )
 from elasticjob_operator.manifests import gang_child
-from elasticjob_operator.manifests.gang import IMMUTABLE
 from elasticjob_operator.manifests.names import key_secret, nodes_service, store_service
 from elasticjob_operator.plan.context import ReconcileContext
 from elasticjob_operator.plan.store_pods.stores import StorePlan
@@ -48,6 +46,5 @@ def _gang(ctx: ReconcileContext) -> tuple[Action, ...]:
     if gang is None:
         return (CreateGang(),) if child and ctx.may_create(child) else ()
     if gang.ours and gang.gang_size != ctx.spec.min_replicas:
-        replaced = ctx.spec.gang in IMMUTABLE
-        return (ReplaceGang(gang.uid) if replaced else ResizeGang(gang.uid, ctx.spec.min_replicas),)
+        return (ResizeGang(gang.uid, ctx.spec.min_replicas),)
     return ()

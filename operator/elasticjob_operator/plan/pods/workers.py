@@ -13,7 +13,7 @@ from elasticjob_operator.model.cluster.pods import Pod
 from elasticjob_operator.model.job.spec import GangProvider
 from elasticjob_operator.model.job.status import DEVICE_UNHEALTHY, AvoidedNode
 from elasticjob_operator.plan.context import POLL_SECONDS, Actions, ReconcileContext, poll_interval
-from elasticjob_operator.plan.pods.gang import indices_to_join
+from elasticjob_operator.plan.pods.gang import plan_gang
 from elasticjob_operator.plan.pods.pod_decisions import (
     AwaitEnd,
     CreatePod,
@@ -59,7 +59,7 @@ def plan_workers(
     incarnations = list(ctx.status.incarnations)
     expected: list[ExpectedPod] = []
     withheld: set[str] = set()
-    joining, has_gang = indices_to_join(ctx, decisions), ctx.spec.gang is not GangProvider.NONE
+    gang, has_gang = plan_gang(ctx, decisions), ctx.spec.gang is not GangProvider.NONE
     actions = Actions(requeue_at=_requeue_times(ctx, decisions, avoided))
     for decision in decisions:
         new = _next_incarnation(decision)
@@ -69,9 +69,15 @@ def plan_workers(
             withheld.add(name)
             actions += Actions((), _replacement_event(decision, name, " once it has ended"), next_checks(ctx, older))
             expected += [replace(expected_pod_of(p), state=PodState.DRAINING) for p in older[-1:] if p.end is None]
+        elif new is not None and decision.index in gang.waiting:
+            name = worker_pod(ctx.job.name, decision.index, new)
+            withheld.add(name)
+            # Without a pod, none was lost: an operator before this one has not created it yet.
+            if decision.pod is not None:
+                actions += Actions((), _replacement_event(decision, name, " once the gang has its Nodes"))
         elif new is not None:
             name = worker_pod(ctx.job.name, decision.index, new)
-            create = CreateWorker(name, decision.index, new, avoid, has_gang and decision.index not in joining)
+            create = CreateWorker(name, decision.index, new, avoid, has_gang and decision.index not in gang.joining)
             actions += Actions((create,), _replacement_event(decision, name))
             expected.append(ExpectedPod(decision.index, new, name, PodState.STARTING))
         elif decision.pod is not None and decision.pod.end is None:
