@@ -43,8 +43,8 @@ docs-version: venv ## the site of a version, beside the earlier ones, as a commi
 	@NO_MKDOCS_2_WARNING=1 mike set-default --config-file .ci/site.yml latest
 
 .PHONY: unit
-unit: venv ## tests without cluster or torch, and a sample of the explorer's (two minutes on two cores)
-	@$(PYTEST) -n auto --dist worksteal tests/unit tests/compat tests/model --quick
+unit: venv ## tests without cluster, torch or jobs of real processes (two minutes on two cores)
+	@$(PYTEST) -n auto --dist worksteal tests/unit tests/compat
 
 .PHONY: model
 model: venv ## the whole explorer: interleavings of the pure decisions (six minutes on two cores; SAMPLE=1: each test with one of ten rows)
@@ -77,7 +77,7 @@ crds: venv ## generate crds/elasticjobs.yaml, the chart's copy of it, and the pa
 
 .PHONY: integration
 integration: venv ## torch as our peer, and real processes on this machine; a GPU, where there is one
-	@$(PYTEST) -n 2 --dist loadfile tests/conformance tests/integration tests/gpu --ignore tests/integration/test_cluster.py
+	@$(PYTEST) -n 2 --dist loadfile tests/with_torch tests/conformance tests/integration tests/gpu --ignore tests/integration/test_cluster.py
 
 .PHONY: cluster-test
 cluster-test: venv cluster ## the cluster itself: its verbs, and that it leaves nothing behind
@@ -138,7 +138,7 @@ slow-tests:
 
 .PHONY: deep
 deep: ## the tests that `make test` leaves out: the whole explorer, all examples of property tests, and those marked `deep`
-	@pytest -q -n auto --dist worksteal -m hypothesis --hypothesis-profile deep tests/unit
+	@pytest -q -n auto --dist worksteal -m hypothesis --hypothesis-profile deep tests/unit tests/with_torch
 	@$(MAKE) --no-print-directory model
 	@$(MAKE) --no-print-directory integration MARKED=deep
 	@$(MAKE) --no-print-directory e2e MARKED=deep

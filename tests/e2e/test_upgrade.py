@@ -1,4 +1,4 @@
-"""helm upgrade and helm rollback while jobs train. `tests/compat` has the same with another version of elasticjob."""
+"""helm upgrade and helm rollback while jobs train. `tests/integration` has the same with another version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options: `--wide` explores many more worlds, in minutes instead of seconds; `--sample` and `--quick` run a part."""
+"""Options: `--wide` explores many more worlds, in minutes instead of seconds; `--sample` runs a part."""
 
 from __future__ import annotations
 
@@ -9,14 +9,11 @@ import pytest
 
 _SAMPLE = 10
 """With `--sample`, each test runs with its first row, and with one of so many others."""
-_QUICK = 40
-"""With `--quick`, one of so many tests runs."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--wide", action="store_true", help="explore many more interleavings")
     parser.addoption("--sample", action="store_true", help=f"run one of {_SAMPLE} rows of each test of tests/model")
-    parser.addoption("--quick", action="store_true", help=f"run one of {_QUICK} tests of tests/model")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -27,8 +24,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in ours:
             rows[item.nodeid.partition("[")[0]].append(item.nodeid)
         left_out = {row for same in rows.values() for number, row in enumerate(same) if number % _SAMPLE}
-    elif config.getoption("--quick"):
-        left_out = {item.nodeid for number, item in enumerate(ours) if number % _QUICK}
     if left_out:
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left_out])
         items[:] = [item for item in items if item.nodeid not in left_out]

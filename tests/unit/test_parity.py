@@ -57,7 +57,7 @@ def deep_tests(path: Path) -> set[str]:
 
 
 def test_every_mark_is_declared() -> None:
-    """pytest refuses the others only when it collects their files, which `make unit` does with some layers."""
+    """pytest refuses the others only when it collects their files, which `make unit` does for two folders."""
     options = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
     declared = {re.split(r"[:(]", mark)[0] for mark in options["markers"]}
     declared |= {"asyncio", "filterwarnings", "parametrize", "skip", "skipif", "timeout", "usefixtures"}

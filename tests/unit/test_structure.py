@@ -1,12 +1,15 @@
-"""How the code is laid out: no folder of the product has more modules than a newcomer reads through."""
+"""How the code is laid out: folders have few enough modules to read through, and `make unit` needs no torch."""
 
 from __future__ import annotations
 
+import ast
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 MOST_MODULES = 12
+NEED_TORCH = {"accelerate", "lightning", "torch", "torchdata", "transformers"}
 EXCEPTIONS = {
     "agent/elasticjob/inprocess": "the modules of NVIDIA's package, by whose names scripts import them",
     "agent/elasticjob/_runtime/agent/start_workers/in_workers": "they import each other as a package that no program"
@@ -24,3 +27,31 @@ def test_no_folder_has_too_many_modules() -> None:
     )
     assert len(modules) > 60
     assert {folder for folder, count in modules.items() if count > MOST_MODULES} == EXCEPTIONS.keys()
+
+
+def imported_packages(tree: ast.AST) -> Iterator[str]:
+    """Yield the packages that a test file imports, also in functions and by `pytest.importorskip`."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                yield from (alias.name.partition(".")[0] for alias in names)
+            case ast.ImportFrom(module=str(name)):
+                yield name.partition(".")[0]
+            case ast.Call(func=ast.Attribute(attr="importorskip"), args=[ast.Constant(value=str(name)), *_]):
+                yield name.partition(".")[0]
+
+
+def test_the_tests_of_make_unit_and_make_model_do_not_import_torch() -> None:
+    """Those that do are in `tests/with_torch`."""
+    files = {
+        path: set(imported_packages(ast.parse(path.read_text())))
+        for folder in ("unit", "compat", "model")
+        for path in (ROOT / "tests" / folder).rglob("*.py")
+    }
+    assert "hypothesis" in set().union(*files.values())
+    assert [str(path) for path, packages in files.items() if packages & NEED_TORCH] == []
+
+
+def test_each_way_to_import_is_found() -> None:
+    text = "import a.b\ndef f():\n    from c.d import e\nx = pytest.importorskip('g.h')\n"
+    assert set(imported_packages(ast.parse(text))) == {"a", "c", "g"}

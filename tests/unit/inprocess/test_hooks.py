@@ -206,7 +206,7 @@ def test_hooks_of_different_kinds_are_not_composed(make: Callable[[], object], m
         make()
 
 
-def test_public_names_are_imported_on_first_use() -> None:
+def test_the_package_is_imported_without_torch_and_names_all_that_is_public() -> None:
     root = str(Path(elasticjob.inprocess.__file__).parents[2])
     program = f"""
 import sys
@@ -217,8 +217,3 @@ assert "torch" not in sys.modules
 assert set(elasticjob.inprocess._MODULES) == set(elasticjob.inprocess.__all__)
 """
     subprocess.run([sys.executable, "-c", program], check=True)
-    pytest.importorskip("torch.distributed")
-    for name in elasticjob.inprocess.__all__:
-        assert getattr(elasticjob.inprocess, name).__name__ == name
-    with pytest.raises(AttributeError, match="has no attribute 'Unknown'"):
-        _ = elasticjob.inprocess.Unknown
