@@ -28,15 +28,16 @@ class ApiServer:
 
 
 @contextmanager
-def api_server(folder: Path) -> Iterator[ApiServer]:
+def api_server(folder: Path, release: build.Release | None = None) -> Iterator[ApiServer]:
     """Start both programs, with all that they write in `folder`, and end them. They may not serve yet."""
-    programs = build.programs(Layout.default())
+    release = release or build.find_release()
+    programs = build.programs(Layout.default(), release)
     client, peer, port = free_ports(3)
     server = ApiServer(f"https://{ADDRESS}:{port}", folder / "pki", folder / "kubeconfig")
     pki.create(server.pki, (), server.kubeconfig, server.url)
     etcd = f"http://{ADDRESS}:{client}"
     # No pod reaches the API server by its Service, which must not have a loopback address.
-    own = api_server_flags(server.pki, etcd, ADDRESS, port, build.find_release())
+    own = api_server_flags(server.pki, etcd, ADDRESS, port, release)
     flags = [*own, "--endpoint-reconciler-type=none"]
     with ExitStack() as stack:
         for name, arguments in (

@@ -217,7 +217,7 @@ class Operator:
         )
         recorder = Recorder(self.events_api, s.identity)
         nodes_watched = None if s.watches_nodes else False
-        watched = WatchCache(queue.enqueue, kueue=s.kueue, nodes_watched=nodes_watched)
+        watched = WatchCache(queue.enqueue, s.kueue, s.eviction_requests, nodes_watched)
         controller = Controller(
             self.api, job_keys, links, recorder, s.image, s.resync_seconds, clock, watched, s.pod_namespace,
             s.topology_labels[-1] if s.topology_labels else HOSTNAME,

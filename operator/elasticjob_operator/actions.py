@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from elasticjob_operator.model.cluster.evictions import Eviction
 from elasticjob_operator.model.observed import Policy
 
 
@@ -208,6 +209,15 @@ class DeletePod:
     """Seconds from SIGTERM to SIGKILL; None: what the pod says."""
 
 
+@dataclass(frozen=True)
+class AnswerEviction:
+    """Report in an Eviction that its pod is about to leave, or with `completed` that it has left."""
+
+    eviction: Eviction
+    message: str
+    completed: bool = False
+
+
 StepAction: TypeAlias = CreateStep | DeleteWorkload | DeactivateStep | MarkPodsReady | ReclaimPods | ReleaseQuota
 """What is done about the steps of a job in its queue."""
 Action: TypeAlias = (
@@ -235,6 +245,7 @@ Action: TypeAlias = (
     | CreateStandbyStore
     | CreateWorker
     | DeletePod
+    | AnswerEviction
 )
 
 

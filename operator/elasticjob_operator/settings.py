@@ -40,6 +40,8 @@ class OperatorSettings:
     leader_election: bool = True
     kueue: bool = False
     """Whether Workloads of Kueue are watched."""
+    eviction_requests: bool = False
+    """Whether the operator is the responder to Evictions of worker pods (Kubernetes 1.37, alpha)."""
     job_defaults: str = ""
     """Path of a YAML file with defaults for jobs; empty: there are none."""
     log_level: str = "INFO"
@@ -90,6 +92,7 @@ def parse_settings(argv: Sequence[str] | None, environ: Mapping[str, str] = os.e
         lease_name=options.lease_name,
         leader_election=not options.no_leader_election,
         kueue=options.kueue,
+        eviction_requests=options.eviction_requests,
         job_defaults=options.job_defaults,
         log_level=options.log_level.upper(),
         log_format=options.log_format,
@@ -161,6 +164,12 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         action="store_true",
         default=environ.get("ELASTICJOB_KUEUE") == "true",
         help="watch Workloads of Kueue, for jobs with a queue [$ELASTICJOB_KUEUE=true]",
+    )
+    parser.add_argument(
+        "--eviction-requests",
+        action="store_true",
+        default=environ.get("EVICTION_REQUESTS") == "true",
+        help="answer Evictions of lifecycle.k8s.io, an alpha API of Kubernetes 1.37 [$EVICTION_REQUESTS=true]",
     )
     add(
         "--job-defaults", "ELASTICJOB_JOB_DEFAULTS", "", "YAML file with defaults for what jobs leave open; empty: none"

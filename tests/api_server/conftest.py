@@ -72,9 +72,15 @@ class Cluster:
 
 
 @pytest.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+def release() -> build.Release:
+    """The Kubernetes that the cluster runs; a test may give it other features."""
+    return build.find_release()
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path, release: build.Release) -> AsyncIterator[Cluster]:
     """Yield a cluster; its operator is stopped at the end, and its log printed."""
-    with api_server(tmp_path) as server:
+    with api_server(tmp_path, release) as server:
         async with KubeRequests(server) as api:
             master = await prepare(api)
             pods, operator = SimulatedPods(api, master), OperatorProcess(server, tmp_path)

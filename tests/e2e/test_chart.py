@@ -91,7 +91,7 @@ def cluster_roles(documents: list[Json]) -> list[Json]:
 def test_permissions_are_those_that_the_api_module_lists(tools: Tools) -> None:
     listed = re.findall(r"^\s*([a-z/]+)(?: \((.*?)\))?\s{2,}([a-z, ]+?)(?: \(.*\))?$", api.__doc__ or "", re.MULTILINE)
     expected = {(resource, where): frozenset(verbs.split(", ")) for resource, where, verbs in listed}
-    assert len(expected) == 24
+    assert len(expected) == 26
     documents = rendered(tools)
     cluster, definition, nodes = cluster_roles(documents)
     finalizers = ("elasticjobs/finalizers", frozenset({"update"}))
@@ -128,12 +128,15 @@ def test_permissions_for_gangs_are_only_those_of_the_providers_that_are_switched
     assert rules == [{"apiGroups": [group], "resources": ["podgroups"], "verbs": verbs.split(", ")}]
 
 
-def test_permissions_for_kueue_are_those_that_the_api_module_lists(tools: Tools) -> None:
-    section = (api.__doc__ or "").partition("kueue.enabled:")[2]
+@pytest.mark.parametrize(("value", "rules"), [("evictionRequests.enabled", 2), ("kueue.enabled", 5)])
+def test_permissions_for_optional_apis_are_those_that_the_api_module_lists(
+    tools: Tools, value: str, rules: int
+) -> None:
+    section = (api.__doc__ or "").partition(f"{value}:")[2].partition("With the chart's value")[0]
     listed = re.findall(r"^([a-z/]+) \((.*?)\) +([a-z, ]+)$", section, re.MULTILINE)
-    assert len(listed) == 5
+    assert len(listed) == rules
     expected = {(resource, group, frozenset(verbs.split(", "))) for resource, group, verbs in listed}
-    roles = of_kind(rendered(tools, "kueue.enabled=true"), "ClusterRole")
+    roles = of_kind(rendered(tools, f"{value}=true"), "ClusterRole")
     found = {
         (resource, rule["apiGroups"][0], frozenset(rule["verbs"]))
         for role in roles
@@ -149,12 +152,16 @@ def test_permissions_for_kueue_are_those_that_the_api_module_lists(tools: Tools)
     assert found - without == expected
 
 
-def test_the_operator_watches_workloads_only_with_kueue(tools: Tools) -> None:
+@pytest.mark.parametrize(
+    ("value", "variable"),
+    [("evictionRequests.enabled", "EVICTION_REQUESTS"), ("kueue.enabled", "ELASTICJOB_KUEUE")],
+)
+def test_the_operator_watches_optional_apis_only_on_request(tools: Tools, value: str, variable: str) -> None:
     variables = []
-    for settings in ((), ("kueue.enabled=true",)):
+    for settings in ((), (f"{value}=true",)):
         (deployment,) = of_kind(rendered(tools, *settings), "Deployment")
         (operator,) = deployment["spec"]["template"]["spec"]["containers"]
-        variables.append({item["name"]: item.get("value") for item in operator["env"]}.get("ELASTICJOB_KUEUE"))
+        variables.append({item["name"]: item.get("value") for item in operator["env"]}.get(variable))
     assert variables == [None, "true"]
 
 

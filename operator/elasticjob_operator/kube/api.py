@@ -26,6 +26,11 @@ With the chart's value metrics.secure.enabled:
 tokenreviews (authentication.k8s.io)         create
 subjectaccessreviews (authorization.k8s.io)  create
 
+With the chart's value evictionRequests.enabled:
+
+evictions (lifecycle.k8s.io)         list, watch
+evictions/status (lifecycle.k8s.io)  update
+
 With the chart's value kueue.enabled:
 
 workloads (kueue.x-k8s.io)                create, delete, get, list, patch, watch
@@ -78,6 +83,7 @@ WORKLOAD_PRIORITY_CLASSES = Resource("kueue.x-k8s.io", "v1beta2", "workloadprior
 PRIORITY_CLASSES = Resource("scheduling.k8s.io", "v1", "priorityclasses")
 TOKEN_REVIEWS = Resource("authentication.k8s.io", "v1", "tokenreviews")
 ACCESS_REVIEWS = Resource("authorization.k8s.io", "v1", "subjectaccessreviews")
+EVICTIONS = Resource("lifecycle.k8s.io", "v1alpha1", "evictions")
 CRDS = Resource("apiextensions.k8s.io", "v1", "customresourcedefinitions")
 
 

@@ -1,5 +1,6 @@
 """Manifests of a job's children as dicts. Pure: names and content follow from the job's state."""
 
+from elasticjob_operator.manifests.evictions import add_responder, answered_status
 from elasticjob_operator.manifests.gang import gang_child, gang_manifest, gang_name, gang_resize
 from elasticjob_operator.manifests.names import (
     key_secret,
@@ -29,6 +30,8 @@ from elasticjob_operator.manifests.workload import (
 )
 
 __all__ = [
+    "add_responder",
+    "answered_status",
     "apply_admission",
     "asks_for",
     "finished_status",

@@ -15,6 +15,11 @@ def worker_pod(job: str, index: int, incarnation: int) -> str:
     return f"{job}-{index}-{incarnation}"
 
 
+def job_of_worker_pod(pod: str) -> str:
+    """Return the job that a worker pod of this name belongs to."""
+    return pod.rsplit("-", 2)[0]
+
+
 def store_pod(job: str, incarnation: int) -> str:
     return f"{job}-{SUFFIX}-{incarnation}"
 

@@ -9,6 +9,7 @@ from typing import ClassVar, TypeAlias
 
 from elasticjob._runtime.contract.messages import Report
 from elasticjob._runtime.contract.shipped_code import CODE_SHA256
+from elasticjob_operator.model.cluster.evictions import Eviction
 from elasticjob_operator.model.cluster.nodes import NodeWarning
 from elasticjob_operator.model.cluster.pods import Pod
 from elasticjob_operator.model.cluster.raw import Raw, integer, mapping, moment, objects, text
@@ -318,6 +319,8 @@ class Observed:
     """Where `node_names` are (`parse_topology`), by name of the Node, as far as it is known."""
     nodes_watched: bool | None = False
     """Whether the operator watches the warnings of Nodes; None: it does not know yet whether it may."""
+    evictions: tuple[Eviction, ...] = ()
+    """Those of the job's worker pods, of those that are gone too, for which it is the operator's turn."""
     reach: StoreReach = StoreReach()
     unreadable: tuple[str, ...] = ()
     """Why Workloads of the job are missing here, and pods are reduced (`unreadable.parse_or_skip`)."""

@@ -9,6 +9,7 @@ from itertools import count, groupby, islice
 from elasticjob._runtime.contract.messages import AgentReport, Report, RoundEnded
 from elasticjob_operator.actions import Action, EventRecord
 from elasticjob_operator.backoff import growing_interval
+from elasticjob_operator.model.cluster.evictions import Eviction
 from elasticjob_operator.model.cluster.pods import Pod
 from elasticjob_operator.model.job.spec import JobSpec
 from elasticjob_operator.model.job.status import Status
@@ -179,6 +180,11 @@ class ReconcileContext:
     def should_leave(self, pod: Pod) -> bool:
         """Return whether it must leave, or leaves as soon as the job can do without it."""
         return pod.live and pod.node in self.left_nodes and pod.node not in pod.avoided_nodes
+
+    @cached_property
+    def evictions(self) -> dict[str, Eviction]:
+        """By UID of a pod: the Eviction that asks it to leave."""
+        return {eviction.pod_uid: eviction for eviction in self.observed.evictions}
 
     def may_create(self, child: str) -> bool:
         """Return whether the API server has not refused this child, or its next try is due."""

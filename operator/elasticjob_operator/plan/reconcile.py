@@ -32,6 +32,7 @@ from elasticjob_operator.plan.job_status.next_status import (
 from elasticjob_operator.plan.job_status.stages import finished_stages
 from elasticjob_operator.plan.life_cycle import job_end
 from elasticjob_operator.plan.life_cycle.children import plan_children
+from elasticjob_operator.plan.life_cycle.evictions import answer_evictions
 from elasticjob_operator.plan.life_cycle.key_ids import with_key_id
 from elasticjob_operator.plan.life_cycle.policies import delete_disruption_budget, plan_policies
 from elasticjob_operator.plan.life_cycle.queueing import admitted_spec, plan_workload
@@ -135,7 +136,7 @@ def plan(observed: Observed, image: str, now: float) -> Plan:
     budget = unchanged_budget(inputs) if declared else plan_budget(inputs, pods, attempts)
     outcome = job_end.evaluate_outcome(inputs, training, budget, attempts)
     store, workers, actions = _children_of(inputs, training, pods, budget, capacity, outcome)
-    actions += plan_workload(inputs, training, outcome)
+    actions += plan_workload(inputs, training, outcome) + answer_evictions(inputs, pods)
     if outcome is None and (deadline := job_end.deadline_at(inputs)) is not None:
         actions += Actions(requeue_at=(deadline,))
     decisions = Decisions(inputs, pods, workers, store, training, budget, attempts, capacity, outcome)

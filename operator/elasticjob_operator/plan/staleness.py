@@ -12,6 +12,7 @@ from typing import Any
 
 from elasticjob_operator.actions import (
     Action,
+    AnswerEviction,
     CreateNodesService,
     CreateSecret,
     CreateStandbyStore,
@@ -64,6 +65,9 @@ def needs_fresh_read(decided: Plan, observed: Observed) -> bool:
 
 
 def _creates(action: Action) -> bool:
+    """Return whether the action creates something, or reports only that the operator is at work."""
+    if isinstance(action, AnswerEviction):
+        return not action.completed
     return isinstance(action, _CREATIONS) or (isinstance(action, WritePolicy) and not action.policy.uid)
 
 

@@ -12,6 +12,7 @@ from elasticjob._runtime.contract.messages import RoundSettings
 from elasticjob_operator import manifests
 from elasticjob_operator.actions import (
     Action,
+    AnswerEviction,
     CreateGang,
     CreateNodesService,
     CreateSecret,
@@ -59,6 +60,7 @@ from elasticjob_operator.observation.job_memory import LONGEST_OPTIONAL_RETRY, L
 from elasticjob_operator.observation.limit_ranges import fitted_to_limit_ranges
 from elasticjob_operator.observation.policies import policy_resource
 from elasticjob_operator.reconcile.child_requests import ChildRequests, Result
+from elasticjob_operator.reconcile.eviction_reports import answer_eviction
 from elasticjob_operator.reconcile.keys import JobKeys
 from elasticjob_operator.reconcile.workload_requests import WorkloadRequests
 from elasticjob_operator.watch.watch_cache import WatchCache
@@ -119,7 +121,7 @@ class ActionExecutor:
             CreateStep, DeactivateStep,
         )  # fmt: skip
         deletions = (DeletePod, DeleteService, DeleteGang, DeletePolicy, DeleteJob)
-        changes = (*deletions, ResizeGang, *queueing)
+        changes = (*deletions, ResizeGang, *queueing, AnswerEviction)
         others = [a for a in ordered if isinstance(a, changes)]
         # First: pods may start as soon as they exist, and an additional pod lets an eviction through once it is Ready.
         done = await self._execute_all(policies)
@@ -218,6 +220,8 @@ class ActionExecutor:
                     self.job, self.spec, index, incarnation, self.image, avoid, *more, outside_gang=outside_gang
                 )
                 manifests.apply_admission(pod, self._pod_changes)
+                if self.watched.eviction_requests:
+                    manifests.add_responder(pod)
                 return await self._requests.create(PODS, "", pod)
             case UpdateStoreService(uid, incarnation):
                 selector = {"spec": {"selector": store_selector(self.job, incarnation)}}
@@ -245,6 +249,8 @@ class ActionExecutor:
                 return await self._requests.patch(KUEUE_WORKLOADS, name, uid, {"spec": {"active": False}})
             case MarkPodsReady() | ReclaimPods() | ReleaseQuota() | FinishWorkload():
                 return await self._workloads.write_status(action)
+            case AnswerEviction():
+                return await answer_eviction(self._requests, action)
             case WritePolicy(policy):
                 return await self._write_policy(policy)
             case DeletePolicy(policy):

@@ -227,6 +227,7 @@ class Controller:
             warnings=self.watched.warnings(observed.node_names),
             topologies=self.watched.topologies(observed.node_names),
             nodes_watched=self.watched.nodes_watched,
+            evictions=self.watched.evictions(key),
             operator_namespace=self.operator_namespace,
             unreadable=self.watched.unreadable(observed.job.uid),
         )

@@ -1,4 +1,4 @@
-"""kopf handlers: each event of a job, its pods, its Workload or a Node goes into the cache, and nowhere else.
+"""kopf handlers: each event of an object that is watched goes into the cache, and nowhere else.
 
 The handlers are declared with kopf's decorators in a registry of kopf, and `watched` reads from there which resources
 to watch, with which labels. `watches.py` delivers the events in place of kopf's own watches, because kopf ends all of
@@ -16,7 +16,7 @@ import kopf
 
 from elasticjob._runtime.contract.names import GROUP, PLURAL, VERSION, Label
 from elasticjob_operator.kube import NODES, Resource
-from elasticjob_operator.kube.api import KUEUE_WORKLOADS
+from elasticjob_operator.kube.api import EVICTIONS, KUEUE_WORKLOADS
 from elasticjob_operator.model.cluster.raw import mapping, text
 from elasticjob_operator.watch.node_events import NodeEvents
 from elasticjob_operator.watch.watch_cache import WatchCache
@@ -41,6 +41,13 @@ def event_registry(cache: WatchCache, nodes: NodeEvents | None) -> kopf.Operator
         @kopf.on.event(*kueue, labels={Label.JOB_NAME: kopf.PRESENT}, registry=handlers)
         async def workload(event: Any, **_: Any) -> None:
             cache.see_workload(mapping(event, "object"), _is_deletion(event))
+
+    if cache.eviction_requests:
+        evictions = (EVICTIONS.group, EVICTIONS.version, EVICTIONS.plural)
+
+        @kopf.on.event(*evictions, registry=handlers)
+        async def eviction(event: Any, **_: Any) -> None:
+            cache.see_eviction(mapping(event, "object"), _is_deletion(event))
 
     if nodes is not None:
         events = nodes
@@ -69,7 +76,8 @@ def watched(registry: kopf.OperatorRegistry, cache: WatchCache, nodes: NodeEvent
         if nodes is not None and resource == NODES:
             found.append(Watched(resource, present, handle, nodes.list, nodes.refuse, needed=False))
         else:
-            found.append(Watched(resource, present, handle, partial(cache.list_resource, resource)))
+            needed = resource != EVICTIONS  # the API server may not have them
+            found.append(Watched(resource, present, handle, partial(cache.list_resource, resource), needed=needed))
     return found
 
 

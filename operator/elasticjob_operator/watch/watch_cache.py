@@ -1,4 +1,4 @@
-"""What the watches delivered of jobs, pods, Workloads and nodes, so that a reconcile without work costs no request.
+"""What the watches delivered, so that a reconcile without work costs no request.
 
 The cache may lag behind the API server, but never behind what this operator has written or read itself. A late view of
 what others do costs time and not more: a status write by it fails if the job has changed, and a second creation of a
@@ -17,7 +17,9 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from elasticjob._runtime.contract.names import Label
 from elasticjob_operator.kube import JOBS, PODS, KubeError, Page, Resource
-from elasticjob_operator.kube.api import KUEUE_WORKLOADS
+from elasticjob_operator.kube.api import EVICTIONS, KUEUE_WORKLOADS
+from elasticjob_operator.manifests.names import job_of_worker_pod
+from elasticjob_operator.model.cluster.evictions import Eviction, parse_eviction
 from elasticjob_operator.model.cluster.nodes import NodeWarning
 from elasticjob_operator.model.cluster.pods import Pod, minimal_pod, parse_pod
 from elasticjob_operator.model.cluster.raw import Raw, mapping, text, whole_number
@@ -80,6 +82,8 @@ class WatchCache:
     on_event: Callable[[JobKey], None] = lambda key: None
     kueue: bool = False
     """Whether Workloads of Kueue are watched, and listed again."""
+    eviction_requests: bool = False
+    """Whether Evictions are watched, and worker pods name the operator as their responder."""
     nodes_watched: bool | None = False
     """Whether the operator watches the warnings of Nodes; None: it does not know yet whether it may."""
     _jobs: dict[str, _Entry[dict[str, Any]]] = field(default_factory=dict)
@@ -93,6 +97,10 @@ class WatchCache:
     """By UID."""
     _workloads_of: dict[str, set[str]] = field(default_factory=dict)
     """UIDs of Workloads by the UID of the job that controls them."""
+    _evictions: dict[str, _Entry[Eviction]] = field(default_factory=dict)
+    """By UID; only those that have the operator as a responder."""
+    _evictions_of: dict[JobKey, set[str]] = field(default_factory=dict)
+    """UIDs of Evictions by the job of their pod, which may be gone."""
     _warnings: dict[str, NodeWarning] = field(default_factory=dict)
     """By name of the node; only nodes that have one."""
     _topologies: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -121,6 +129,11 @@ class WatchCache:
     def workloads(self, job_uid: str) -> list[Workload | None]:
         """Return the Workloads that the job of this UID controls; None for each that cannot be read."""
         return [self._workloads[uid].content.workload for uid in self._workloads_of.get(job_uid, ())]
+
+    def evictions(self, key: JobKey) -> tuple[Eviction, ...]:
+        """Return the Evictions of this job's pods for which it is the operator's turn."""
+        found = (self._evictions[uid].content for uid in self._evictions_of.get(key, ()))
+        return tuple(sorted((e for e in found if e.active), key=lambda eviction: eviction.name))
 
     def unreadable(self, job_uid: str) -> tuple[str, ...]:
         """Return why objects that the job of this UID controls cannot be read, one sentence for each of them."""
@@ -232,6 +245,25 @@ class WatchCache:
             self._workloads_of.setdefault(owner, set()).add(uid)
         self._announce(key, self._workloads.get(uid))
 
+    def see_eviction(self, raw: Raw, deleted: bool = False) -> None:
+        """Take over an event of the watch on Evictions. Those of other pods are not kept."""
+        uid = text(raw, "metadata", "uid")
+        before = self._evictions.get(uid)
+        if deleted:
+            self._gone.add(uid)
+            self._drop_eviction(uid)
+        else:
+            self._put_eviction(uid, raw)
+        after = self._evictions.get(uid)
+        if (known := after or before) is not None:
+            self._announce(known.key, after)
+
+    def record_eviction(self, raw: Raw) -> None:
+        """Take over an Eviction as the API server has just returned it to this operator."""
+        uid = text(raw, "metadata", "uid")
+        if uid in self._evictions:  # else it has been deleted
+            self._put_eviction(uid, raw)
+
     def _announce(self, key: JobKey, entry: _Entry[T] | None) -> None:
         """Call `on_event` after an event or a list; `entry` is what it left in the cache, None if nothing."""
         if entry is None or not entry.announced or entry.version == 0:
@@ -257,12 +289,15 @@ class WatchCache:
         self._gone_before, self._gone = self._gone, set()
 
     async def list_resource(self, resource: Resource, api: Lister, namespace: str | None) -> str:
-        """Compare all pods, jobs or Workloads of a namespace (None: of all) with the API server, take over what the
-        watches did not deliver, and return the list's resourceVersion. KubeError: they cannot be listed."""
+        """Compare all pods, jobs, Workloads or Evictions of a namespace (None: of all) with the API server, take over
+        what the watches did not deliver, and return the list's resourceVersion. KubeError: they cannot be listed."""
         if resource == PODS:
             version = await self._list(api, PODS, namespace, Label.JOB_NAME, self._pods, self.see_pod, self._drop_pod)
         elif resource == JOBS:
             version = await self._list(api, JOBS, namespace, "", self._jobs, self.see_job, self._drop_job)
+        elif resource == EVICTIONS:
+            evictions = self._evictions, self.see_eviction, self._drop_eviction
+            version = await self._list(api, resource, namespace, "", *evictions)
         else:
             seen = self._workloads, self.see_workload, self._drop_workload
             version = await self._list(api, resource, namespace, Label.JOB_NAME, *seen)
@@ -338,6 +373,25 @@ class WatchCache:
             pods.discard(uid)
             if not pods:
                 del self._pods_of[entry.content.job_uid]
+
+    def _put_eviction(self, uid: str, raw: Raw) -> None:
+        if not _is_newer(self._evictions.get(uid), raw):
+            return
+        metadata = {name: value for name, value in mapping(raw, "metadata").items() if name != "managedFields"}
+        eviction = parse_eviction({**raw, "metadata": metadata})
+        self._drop_eviction(uid)
+        if eviction is not None:
+            key = (text(raw, "metadata", "namespace"), job_of_worker_pod(eviction.pod))
+            self._evictions[uid] = _Entry(key, _version(raw), eviction)
+            self._evictions_of.setdefault(key, set()).add(uid)
+
+    def _drop_eviction(self, uid: str) -> None:
+        entry = self._evictions.pop(uid, None)
+        if entry is not None:
+            of_job = self._evictions_of[entry.key]
+            of_job.discard(uid)
+            if not of_job:
+                del self._evictions_of[entry.key]
 
     def _drop_workload(self, uid: str) -> None:
         entry = self._workloads.pop(uid, None)

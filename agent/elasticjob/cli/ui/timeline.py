@@ -20,7 +20,17 @@ from elasticjob.cli.views.times import parse_time
 MOST_ROUNDS = 200
 PHASES = ("detect", "stop", "rendezvous", "start")
 PLANNED = frozenset(
-    {"ScalingUp", "ScalingDown", "Scaled", "PodReplaced", "NodeCordoned", "NodeTerminating", "Suspended", "Resumed"}
+    {
+        "ScalingUp",
+        "ScalingDown",
+        "Scaled",
+        "PodReplaced",
+        "NodeCordoned",
+        "NodeTerminating",
+        "EvictionRequested",
+        "Suspended",
+        "Resumed",
+    }
 )
 """Reasons of Events that explain the end of a round that no fault has ended."""
 _FORMED = re.compile(r"round (\d+): training on (\d+) pods? with (\d+) workers?")

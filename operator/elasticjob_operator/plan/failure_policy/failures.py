@@ -14,6 +14,7 @@ from elasticjob._runtime.contract.failures.failure_text import (
 from elasticjob._runtime.contract.messages import Failure, FailureClass
 from elasticjob_operator.model.cluster.pods import POD_DEADLINE, Pod
 from elasticjob_operator.model.cluster.raw import integer, timestamp
+from elasticjob_operator.plan.pods.node_warnings import EVICTION_REQUESTED
 from elasticjob_operator.plan.pods.pod_decisions import PodDecision, ReplacePod, describe_end, did_not_start
 
 NODE_TERMINATING = "NodeTerminating"
@@ -112,6 +113,8 @@ def uncharged_record(decision: PodDecision, now: float) -> dict[str, Any] | None
         return worker_record(action.unhealthy, pod.node)
     if action.lost_at is not None:
         return _uncharged(pod, action.lost_at, FailureClass.NODE_LOST, "NodeLost", action.reason)
+    if action.asked:
+        return _uncharged(pod, now, FailureClass.PREEMPTED, EVICTION_REQUESTED, action.reason)
     if action.noticed:
         return _uncharged(pod, now, FailureClass.PREEMPTED, NODE_TERMINATING, action.reason)
     reason = pod.disrupted or (pod.end.reason if pod.end else "")

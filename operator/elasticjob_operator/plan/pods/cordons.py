@@ -1,5 +1,7 @@
 """Standby pods for those on nodes that are cordoned or to be drained, in a job that has no pod to spare.
 
+A pod that an Eviction asks to leave counts as one on such a node.
+
 A drain evicts the pods of a cordoned node. The PodDisruptionBudget of a job at its minimum lets no pod go, so the job
 starts one more pod for each of its pods on cordoned nodes. Once that one is ready the budget lets a pod go, and the
 drain ends. The job keeps the additional pods until its own are ready elsewhere, or no node is cordoned any more.
@@ -59,11 +61,13 @@ def may_have_cordon_spares(ctx: ReconcileContext) -> bool | None:
 
 
 def is_cordoned(ctx: ReconcileContext, pod: Pod) -> bool:
-    """Return whether the pod's node is cordoned or to be drained. One whose end is announced is none to wait for."""
+    """Return whether the pod's node is cordoned or to be drained, or the pod is to be evicted. A node whose end is
+    announced is none to wait for."""
     warning = ctx.observed.warnings.get(pod.node)
-    if warning is None or warning.notice:
+    if warning is not None and warning.notice:
         return False
-    return warning.cordoned or ctx.should_leave(pod)
+    drained = warning is not None and (warning.cordoned or ctx.should_leave(pod))
+    return drained or pod.uid in ctx.evictions
 
 
 def pods_not_ready(ctx: ReconcileContext) -> int:
@@ -76,13 +80,15 @@ def cordon_event(ctx: ReconcileContext) -> tuple[EventRecord, ...]:
     """Return the Event of additional pods that the job starts now."""
     if ctx.cordon_spares <= ctx.status.cordon_spares:
         return ()
-    nodes = sorted({pod.node for pod in ctx.current_pods if pod.live and is_cordoned(ctx, pod)})
+    cordoned = [pod for pod in ctx.current_pods if pod.live and is_cordoned(ctx, pod)]
+    nodes = sorted({pod.node for pod in cordoned if pod.uid not in ctx.evictions})
+    asked = sorted(pod.name for pod in cordoned if pod.uid in ctx.evictions)
+    drains = [f"pods are on nodes that are cordoned or to be drained ({', '.join(nodes)})"] if nodes else []
+    evictions = [f"pods are asked to leave ({', '.join(asked)})"] if asked else []
     number = with_noun(ctx.cordon_spares, "standby pod")
-    why = "so that these nodes can be drained"
-    message = (
-        f"pods are on nodes that are cordoned or to be drained ({', '.join(nodes)}): the job has {number} more, {why}"
-    )
-    return (EventRecord("NodeCordoned", message, key=",".join(nodes), repeats=True),)
+    why = "so that these nodes can be drained" if nodes else "so that these pods can leave"
+    message = f"{', and '.join(drains + evictions)}: the job has {number} more, {why}"
+    return (EventRecord("NodeCordoned", message, key=",".join(nodes + asked), repeats=True),)
 
 
 def describe_cordon_spares(ctx: ReconcileContext) -> str:

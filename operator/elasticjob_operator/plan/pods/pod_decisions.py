@@ -24,7 +24,7 @@ from elasticjob_operator.model.cluster.pods import CONTAINER_LOST, Pod, TrainerE
 from elasticjob_operator.model.job.status import AvoidedNode, ConditionType
 from elasticjob_operator.model.observed import RefusalReason
 from elasticjob_operator.plan.context import LONGEST_POLL_SECONDS, LOST_GRACE_SECONDS, ReconcileContext
-from elasticjob_operator.plan.pods.node_warnings import pods_to_drain
+from elasticjob_operator.plan.pods.node_warnings import describe_request_to_leave, pods_to_drain
 from elasticjob_operator.plan.pods.terminations import pods_to_await
 
 UNCHARGED_EXITS = (ExitCode.LEFT, ExitCode.SUPERSEDED, ExitCode.UNAVAILABLE)
@@ -65,6 +65,8 @@ class ReplacePod:
     """Why the node of the pod is unhealthy; None if it is not."""
     noticed: bool = False
     """Whether the end of the pod's node is announced, or a drain is asked for."""
+    asked: bool = False
+    """Whether an Eviction asks the pod to leave."""
 
 
 @dataclass(frozen=True)
@@ -205,8 +207,10 @@ def _decide_ended(ctx: ReconcileContext, pod: Pod) -> KeepPod | ReplacePod:
 
 def _decide_live(ctx: ReconcileContext, pod: Pod, drained: frozenset[str]) -> KeepPod | ReplacePod:
     """Kubernetes reports this pod as live, but its node may be down, or about to end. `drained`: names of pods that
-    leave a node that is to be drained."""
+    leave a node that is to be drained, or that are asked to leave."""
     link = ctx.observed.link
+    if pod.name in drained and pod.uid in ctx.evictions and not ctx.must_leave(pod):
+        return ReplacePod(describe_request_to_leave(ctx.evictions[pod.uid]), asked=True)
     if ctx.must_leave(pod) or pod.name in drained:
         reason = f"{pod.name} is on {pod.node}, which has the {ctx.left_nodes[pod.node]}"
         return ReplacePod(reason, noticed=True)

@@ -1,0 +1,101 @@
+"""Evictions on a real API server, which checks each report. Kubernetes has no controller of them: the test is it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+from benchmarks.kube_requests import MERGE_PATCH, Json
+from benchmarks.simulated_pods import NAMESPACE
+
+from api_server.conftest import Cluster
+from api_server.restricted import restricted_operator
+from cluster import build
+from elasticjob_operator.model.cluster.evictions import RESPONDER, own_report
+
+EVICTIONS = f"/apis/lifecycle.k8s.io/v1alpha1/namespaces/{NAMESPACE}/evictions"
+LAST = "imperative-eviction.k8s.io/evictor"
+VALUES = ["evictionRequests.enabled=true"]
+
+
+async def ask(cluster: Cluster, pod: Json) -> str:
+    """Create the Eviction of a pod, in which it is the operator's turn, and return its path."""
+    name = pod["metadata"]["name"]
+    target = {"pod": {"name": name, "uid": pod["metadata"]["uid"]}}
+    meta = {"name": name, "namespace": NAMESPACE}
+    body = {"apiVersion": "lifecycle.k8s.io/v1alpha1", "kind": "Eviction", "metadata": meta, "spec": {"target": target}}
+    await cluster.api.request("POST", EVICTIONS, body)
+    (responder,) = pod["spec"]["evictionResponders"]
+    assert responder["name"] == RESPONDER
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    status = {
+        "requesters": [{"name": "example.org/upgrade", "intent": "Eviction"}],
+        "targetResponders": [
+            {**responder, "state": "Active"},
+            {"name": LAST, "priority": 100, "state": "Inactive"},
+        ],
+        "responders": [{"name": responder["name"], "startTime": now}, {"name": LAST}],
+    }
+    await patch(cluster, f"{EVICTIONS}/{name}", status)
+    return f"{EVICTIONS}/{name}"
+
+
+async def patch(cluster: Cluster, path: str, status: Json) -> None:
+    await cluster.api.request("PATCH", f"{path}/status", {"status": status}, MERGE_PATCH)
+
+
+async def until_reported(cluster: Cluster, field: str) -> Json:
+    """Wait until the operator's report in the only Eviction has this field, and return the report."""
+    async with asyncio.timeout(60):
+        async for _, found in cluster.api.watch(EVICTIONS):
+            if field in own_report(found):
+                return dict(own_report(found))
+    raise AssertionError("the watch has ended")
+
+
+async def finish(cluster: Cluster, path: str) -> None:
+    """End an Eviction whose pod is gone, as the controller does. The API server checks that the operator is done."""
+    found = await cluster.api.get(path)
+    own, last = found["status"]["targetResponders"]
+    evicted = {
+        "type": "TargetEvicted", "status": "True", "reason": "PodDeleted", "message": "",
+        "lastTransitionTime": found["metadata"]["creationTimestamp"],
+    }  # fmt: skip
+    turns = [{**own, "state": "Completed"}, last]
+    await patch(cluster, path, {"targetResponders": turns, "conditions": [evicted]})
+
+
+@pytest.mark.skipif(not build.find_release().apis, reason="Kubernetes 1.37 has the API")
+async def test_the_operator_answers_an_eviction_until_another_pod_has_taken_over(cluster: Cluster) -> None:
+    async with restricted_operator(cluster, VALUES, "--eviction-requests") as operator:
+        operator.begin()
+        await cluster.apply(cluster.job("asked", 2, 2))
+        await cluster.until_running("asked", 2)
+        path = await ask(cluster, cluster.pods.pods["asked-0-0"])
+        first = await until_reported(cluster, "heartbeatTime")
+        assert first["message"].startswith("asked-0-0 ends as soon as 2 other pods"), first
+        await until_reported(cluster, "completionTime")
+        assert "asked-0-0" not in cluster.pods.pods, "it is complete once the pod is gone"
+        assert "asked-2-0" in cluster.pods.nodes, "another pod runs by then"
+        await finish(cluster, path)
+
+        def settled() -> bool:
+            status = cluster.pods.jobs["asked"]["status"]
+            return "cordonSpares" not in status and status.get("worldSize") == status["replicas"] == 2
+
+        await cluster.pods.until("the job has its own pods again", settled, 60)
+        status: dict[str, Any] = cluster.pods.jobs["asked"]["status"]
+        assert (status["restarts"], status["lastFailure"]["reason"]) == (0, "EvictionRequested")
+
+
+@pytest.mark.parametrize("release", [build.Release(build.find_release().version)], ids=["without the feature"])
+async def test_without_the_api_a_job_runs_as_ever(cluster: Cluster) -> None:
+    async with restricted_operator(cluster, VALUES, "--eviction-requests") as operator:
+        operator.begin()
+        await operator.until_failing("evictions", 1)
+        await cluster.apply(cluster.job("plain", 1, 2))
+        await cluster.until_running("plain", 2)
+        assert "evictionResponders" not in cluster.pods.pods["plain-0-0"]["spec"]
+        assert (await operator.ready())[0] == 200
