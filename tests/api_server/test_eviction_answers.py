@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 import pytest
@@ -14,32 +13,19 @@ from api_server.conftest import Cluster
 from api_server.restricted import restricted_operator
 from cluster import build
 from elasticjob_operator.model.cluster.evictions import RESPONDER, own_report
+from support.cluster.evictions import GROUP, asking_status, eviction_of, finished_status
 
-EVICTIONS = f"/apis/lifecycle.k8s.io/v1alpha1/namespaces/{NAMESPACE}/evictions"
-LAST = "imperative-eviction.k8s.io/evictor"
+EVICTIONS = f"/apis/{GROUP}/namespaces/{NAMESPACE}/evictions"
 VALUES = ["evictionRequests.enabled=true"]
 
 
 async def ask(cluster: Cluster, pod: Json) -> str:
     """Create the Eviction of a pod, in which it is the operator's turn, and return its path."""
-    name = pod["metadata"]["name"]
-    target = {"pod": {"name": name, "uid": pod["metadata"]["uid"]}}
-    meta = {"name": name, "namespace": NAMESPACE}
-    body = {"apiVersion": "lifecycle.k8s.io/v1alpha1", "kind": "Eviction", "metadata": meta, "spec": {"target": target}}
-    await cluster.api.request("POST", EVICTIONS, body)
-    (responder,) = pod["spec"]["evictionResponders"]
-    assert responder["name"] == RESPONDER
-    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    status = {
-        "requesters": [{"name": "example.org/upgrade", "intent": "Eviction"}],
-        "targetResponders": [
-            {**responder, "state": "Active"},
-            {"name": LAST, "priority": 100, "state": "Inactive"},
-        ],
-        "responders": [{"name": responder["name"], "startTime": now}, {"name": LAST}],
-    }
-    await patch(cluster, f"{EVICTIONS}/{name}", status)
-    return f"{EVICTIONS}/{name}"
+    assert pod["spec"]["evictionResponders"][0]["name"] == RESPONDER
+    await cluster.api.request("POST", EVICTIONS, eviction_of(pod))
+    path = f"{EVICTIONS}/{pod['metadata']['name']}"
+    await patch(cluster, path, asking_status(pod))
+    return path
 
 
 async def patch(cluster: Cluster, path: str, status: Json) -> None:
@@ -55,19 +41,7 @@ async def until_reported(cluster: Cluster, field: str) -> Json:
     raise AssertionError("the watch has ended")
 
 
-async def finish(cluster: Cluster, path: str) -> None:
-    """End an Eviction whose pod is gone, as the controller does. The API server checks that the operator is done."""
-    found = await cluster.api.get(path)
-    own, last = found["status"]["targetResponders"]
-    evicted = {
-        "type": "TargetEvicted", "status": "True", "reason": "PodDeleted", "message": "",
-        "lastTransitionTime": found["metadata"]["creationTimestamp"],
-    }  # fmt: skip
-    turns = [{**own, "state": "Completed"}, last]
-    await patch(cluster, path, {"targetResponders": turns, "conditions": [evicted]})
-
-
-@pytest.mark.skipif(not build.find_release().apis, reason="Kubernetes 1.37 has the API")
+@pytest.mark.needs_gate("EvictionRequestAPI")
 async def test_the_operator_answers_an_eviction_until_another_pod_has_taken_over(cluster: Cluster) -> None:
     async with restricted_operator(cluster, VALUES, "--eviction-requests") as operator:
         operator.begin()
@@ -79,7 +53,7 @@ async def test_the_operator_answers_an_eviction_until_another_pod_has_taken_over
         await until_reported(cluster, "completionTime")
         assert "asked-0-0" not in cluster.pods.pods, "it is complete once the pod is gone"
         assert "asked-2-0" in cluster.pods.nodes, "another pod runs by then"
-        await finish(cluster, path)
+        await patch(cluster, path, finished_status(await cluster.api.get(path)))
 
         def settled() -> bool:
             status = cluster.pods.jobs["asked"]["status"]

@@ -11,6 +11,9 @@ from statistics import median
 
 import pytest
 
+from elasticjob_operator.model.cluster.evictions import own_report
+from support.cluster.evictions import asking_status, eviction_of, finished_status
+from support.cluster.install import install
 from support.cluster.jobs import DIGITS, ROOM, Job, kubectl, manifest
 from support.cluster.kube import Json, Kube
 from support.cluster.logbook import LogBook
@@ -212,3 +215,42 @@ def test_a_drain_ends_where_the_job_has_no_pod_to_spare_and_training_has_all_its
     for pod in stay:
         assert_none_lost(book, pod)
     job.wait_events("NodeCordoned")
+
+
+@pytest.fixture
+def answering(kube: Kube, cluster_dir: Path) -> Iterator[None]:
+    """An operator that answers Evictions."""
+    try:
+        install(kube, cluster_dir, "evictionRequests.enabled=true")
+        yield
+    finally:
+        install(kube, cluster_dir)
+
+
+@pytest.mark.alone
+@pytest.mark.needs_gate("EvictionRequestAPI")
+def test_a_pod_that_an_eviction_asks_to_leave_hands_over_and_no_step_is_lost(
+    answering: None, submit: Submit, follow: Follow, kube: Kube, namespace: str
+) -> None:
+    job = submit(stateful("asked", replicas=2))
+    book = follow(job)
+    book.wait_step(20, timeout=120)
+    asked = kube.get("pods", "asked-1-0", namespace)
+    kube.create("evictions", eviction_of(asked), namespace)
+    kube.patch("evictions", "asked-1-0", {"status": asking_status(asked)}, namespace, "/status")
+
+    def completed(eviction: Json) -> bool:
+        return "completionTime" in own_report(eviction)
+
+    done = kube.wait("evictions", "asked-1-0", namespace, completed, timeout=120, what="the operator is done")
+    assert kube.find("pods", "asked-1-0", namespace) is None
+    kube.patch("evictions", "asked-1-0", {"status": finished_status(done)}, namespace, "/status")
+
+    def settled(status: Json) -> bool:
+        return "cordonSpares" not in status and status["worldSize"] == status["replicas"] == 2
+
+    status = wait_for(job, settled, "the job has its own pods again")
+    book.wait_steps_after(time.time(), world=2, timeout=60)
+    assert_none_lost(book, "asked-0-0")
+    assert (status["restarts"], status["lastFailure"]["reason"]) == (0, "EvictionRequested")
+    job.wait_events("EvictionRequested", "NodeCordoned", "PodReplaced")

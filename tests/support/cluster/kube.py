@@ -42,6 +42,7 @@ _PREFIX = {
     "poddisruptionbudgets": "/apis/policy/v1",
     "resourceclaims": "/apis/resource.k8s.io/v1",
     "resourceclaimtemplates": "/apis/resource.k8s.io/v1",
+    "evictions": "/apis/lifecycle.k8s.io/v1alpha1",
     "priorityclasses": "/apis/scheduling.k8s.io/v1",
     "horizontalpodautoscalers": "/apis/autoscaling/v2",
     "apiservices": "/apis/apiregistration.k8s.io/v1",

@@ -204,15 +204,14 @@ def test_an_eviction_is_answered_although_the_job_needs_its_pod_no_more(observed
     assert (answers(p), created(p)) == ([("bert-0-0", False)], [])
 
 
-def test_a_heartbeat_costs_no_read_and_a_completion_does() -> None:
-    waiting = asked(*TWO, of=(eviction(heartbeat=NOW - 90),), cordonSpares=1, incarnations="0,0,0", budget=3)
-    waiting = replace(waiting, workers=THREE)
-    steady_status = run(waiting).status or waiting.job.status.raw
-    waiting = replace(waiting, job=job(status=dict(steady_status)))
-    p = run(waiting)
-    assert (answers(p), needs_fresh_read(replace(p, status=None), waiting)) == ([("bert-0-0", False)], False)
-    over = replace(waiting, evictions=(eviction("bert-7-0"),))
-    assert needs_fresh_read(replace(run(over), status=None), over)
+@pytest.mark.parametrize(("pod", "fresh"), [("bert-0-0", False), ("bert-7-0", True)], ids=["heartbeat", "completion"])
+def test_only_a_report_that_a_pod_has_left_needs_a_fresh_read(pod: str, fresh: bool) -> None:
+    observed = replace(asked(*TWO, of=(eviction(pod, NOW - 90),)), nodes_watched=None)
+    p = run(observed)
+    assert [type(a) for a in p.actions] == [AnswerEviction]
+    assert (
+        needs_fresh_read(replace(p, status=None), replace(observed, job=job(status=observed.job.status.raw))) is fresh
+    )
 
 
 # ---- objects
