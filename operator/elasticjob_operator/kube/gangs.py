@@ -17,7 +17,7 @@ _INSTALL = {
     GangProvider.VOLCANO: "install Volcano",
     GangProvider.KUBERNETES: (
         "start Kubernetes 1.37 or newer with the feature gate GenericWorkload and its API server with "
-        "--runtime-config=scheduling.k8s.io/v1beta1=true (the alpha versions of this API in 1.35 and 1.36 do not serve)"
+        "--runtime-config=scheduling.k8s.io/v1beta1=true (the alpha versions in 1.35 and 1.36 cannot be used)"
     ),
 }
 
