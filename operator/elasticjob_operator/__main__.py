@@ -169,13 +169,13 @@ class Operator:
             return
         for term in itertools.count():
             try:
-                await self._lead(self._election(term))
+                await self._lead(self.new_election(term))
             except LeaseLost as error:
                 log.error("%s; this operator has stopped its work and is a candidate again", error)
             gc.unfreeze()  # what the term has left
             gc.collect()
 
-    def _election(self, term: int) -> Election:
+    def new_election(self, term: int) -> Election:
         # Each term has an identity of its own: stores then see a new generation of the Lease.
         s = self.settings
         identity = f"{s.identity}-{term}" if term else s.identity

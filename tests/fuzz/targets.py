@@ -138,7 +138,7 @@ def _control_frames(_: Path) -> Iterator[Read]:
     valid += [struct.pack(">I", len(data)) + data for data in map(m.encode, MESSAGES)]
 
     async def receive(frames: FrameProtocol, objects: bool) -> None:
-        while frames._frames or frames.error:
+        while frames.waiting or frames.error:
             await (frames.receive_object() if objects else frames.receive())
 
     def read(rng: random.Random) -> None:
@@ -195,7 +195,7 @@ def _progress_page(folder: Path) -> Iterator[Read]:
 
     progress = loop.run_until_complete(open_progress())
     progress.begin_round(ROUND)
-    page = progress._rank(0).page
+    page = progress.rank_of(0).page
     length = os.fstat(page).st_size
 
     def read(rng: random.Random) -> None:
@@ -219,7 +219,7 @@ def _progress_page(folder: Path) -> Iterator[Read]:
 @contextmanager
 def _state_block(folder: Path) -> Iterator[Read]:
     content = json.dumps({"path": str(folder / "state"), "save_minutes": 5, "parts": {}}).encode()
-    header = state_block._HEADER.pack(state_block._MAGIC, 1, 1, len(content), 64 + len(content))
+    header = state_block.HEADER.pack(state_block.MAGIC, 1, 1, len(content), 64 + len(content))
     valid = header.ljust(64, b"\0") + content
 
     def read(rng: random.Random) -> None:

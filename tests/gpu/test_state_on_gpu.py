@@ -122,8 +122,8 @@ def make(mebibytes):
 
 def check(state):
     found = state._copies
-    assert len(found._registered) == 2
-    for registration in found._registered.values():
+    assert len(found.registered) == 2
+    for registration in found.registered.values():
         assert registration.settled.wait(30)
     assert all(torch.frombuffer(each, dtype=torch.uint8).is_pinned() for each in found._mapped.values())
 

@@ -160,7 +160,7 @@ async def test_changes_in_quick_succession_share_one_report(peers: Peers, monkey
     node.send(Leaving("done"))
     assert (await receive(node, Finish)).outcome is Outcome.LEFT
     await receive(await peers.node(1), Standby)
-    peers.coordinator._report_again()
+    peers.coordinator.report_again()
     assert [n.index for n in (await receive(operator, Report)).nodes] == [1]
 
 

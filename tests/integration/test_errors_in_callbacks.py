@@ -46,7 +46,7 @@ MORE_OF_AGENT = (
     "_runtime.agent.monitoring.node.reachability.ReachabilityMonitor._check",
     "_runtime.agent.monitoring.progress.worker_progress.WorkerProgress._accept",
     "_runtime.agent.monitoring.progress.worker_progress.WorkerProgress._disconnect",
-    "_runtime.agent.monitoring.progress.worker_progress.WorkerProgress._handshake",
+    "_runtime.agent.monitoring.progress.worker_progress.WorkerProgress.handshake",
     "_runtime.agent.reporting.state_saver._in_thread.<locals>.finish",
     "_runtime.agent.reporting.worker_output.WorkerPipe._readable",
     "_runtime.agent.runner.Agent._leave",
@@ -54,7 +54,7 @@ MORE_OF_AGENT = (
 OF_STORE = (
     "_runtime.store.client_connection.ClientConnection._link_ended",
     "_runtime.store.client_connection.ClientConnection.connection_made",
-    "_runtime.store_pod.coordinator.Coordinator._report_again",
+    "_runtime.store_pod.coordinator.Coordinator.report_again",
     "_runtime.store_pod.coordinator.Coordinator._run",
     "_runtime.store_pod.coordinator.Coordinator._tick",
 )

@@ -83,7 +83,7 @@ def test_samples_of_a_step_have_similar_lengths(tmp_path: Path) -> None:
     orders = []
     for world in (1, 2):
         trainer = make(tmp_path, train_sampling_strategy="group_by_length")
-        sampler = trainer._batches._sampler
+        sampler = trainer.step_batches.elastic_sampler
         sampler.ranks = type(sampler.ranks)(0, world)
         order = sampler.order().indices(range(10))
         assert sorted(order) == list(range(10))

@@ -114,9 +114,9 @@ def channel(monkeypatch: pytest.MonkeyPatch) -> Channel:
 
 
 def new_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plain_lightning, "_trainings", 0)
+    monkeypatch.setattr(plain_lightning, "begun_trainings", 0)
     monkeypatch.setattr(progress_channel.channel, "callbacks", [])
-    monkeypatch.setattr(own_callbacks, "_registered", [])
+    monkeypatch.setattr(own_callbacks, "registered_saves", [])
 
 
 def script(folder: Path, loader: str, options: dict[str, Any], path: str | None = None) -> tuple[Module, Any, bool]:

@@ -201,7 +201,7 @@ def test_an_unknown_handler_is_refused() -> None:
 
 def test_only_this_user_can_read_the_temporary_file() -> None:
     backend, store = create_backend(params("", store_type="file"))
-    path = backend.cell._path
+    path = backend.cell.path
     try:
         store.set("key", "value")
         for file in (path, Path(f"{path}.keys")):

@@ -245,7 +245,7 @@ def test_a_refusal_by_an_impostor_ends_nothing(store: Store, caplog: pytest.LogC
     impostor._refusals = 4
     session = one.session
     assert session is not None
-    session._schedule(session._node._link.frames.transport.abort)
+    session.schedule(session.client.link.frames.transport.abort)
     until(lambda: impostor.refused == 4 and not session.down_since, "the node is connected again")
     assert [handler.num_nodes_waiting() for handler in (one, two)] == [0, 0]
     for handler in (one, two):
@@ -264,7 +264,7 @@ def test_every_node_reports_to_a_successor_store_that_the_rendezvous_is_closed(s
     until(handlers[1].is_closed, "the other node learns of it")
     for handler in handlers:
         assert handler.session is not None
-        greeting = handler.session._greeting()
+        greeting = handler.session.greeting()
         assert [type(message).__name__ for message in greeting] == ["Announce", "Close"]
         handler.end_session()
 

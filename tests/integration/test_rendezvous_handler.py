@@ -68,7 +68,7 @@ def nodes() -> Iterator[Nodes]:
     nodes = Nodes()
     yield nodes
     for handler in reversed(nodes.handlers):
-        handler._settings = read_settings(params(close_timeout=1, heartbeat_timeout=1))
+        handler.settings = read_settings(params(close_timeout=1, heartbeat_timeout=1))
         handler.shutdown()
     nodes.pool.shutdown(cancel_futures=True)
 
@@ -189,7 +189,7 @@ def test_workers_do_not_share_the_agents_store_when_the_variable_disables_it(
     infos = nodes.join_all(one, two)
     ports = {i.bootstrap_store_info.master_port for i in infos}
     assert len(ports) == 1
-    assert ports.isdisjoint(one._stores.ports | two._stores.ports)
+    assert ports.isdisjoint(one.stores.ports | two.stores.ports)
 
 
 def test_a_waiting_node_ends_the_round_of_the_others(nodes: Nodes) -> None:
@@ -227,7 +227,7 @@ def test_a_join_that_times_out_is_withdrawn(nodes: Nodes) -> None:
     [waiting] = nodes.join(one)
     with pytest.raises(TimeoutError):
         waiting.result(0.5)  # it is the only node
-    impatient._settings = one.settings  # on a busy machine a round takes more than a second to form
+    impatient.settings = one.settings  # on a busy machine a round takes more than a second to form
     [info] = nodes.join_all(impatient)
     assert {info.rank, waiting.result(30).rank} == {0, 1}
 
@@ -429,7 +429,7 @@ def test_a_node_that_arrives_at_a_closed_full_rendezvous_gets_torchs_error(nodes
         late.next_rendezvous()
     assert two.session is not None
     until(two.is_closed, "the other node learns of it")
-    two.session._receive(Standby("the round is full without this node", redundant=True))
+    two.session.receive(Standby("the round is full without this node", redundant=True))
     assert not two.session.redundant
 
 
@@ -464,7 +464,7 @@ def test_errors_other_than_rendezvous_errors_are_raised(nodes: Nodes, monkeypatc
     def broken(_: str) -> None:
         raise OSError("no disk")
 
-    monkeypatch.setattr(one, "_close", broken)
+    monkeypatch.setattr(one, "close_rendezvous", broken)
     with pytest.raises(OSError, match="no disk"):
         one.shutdown()
     nodes.handlers.clear()
@@ -473,7 +473,7 @@ def test_errors_other_than_rendezvous_errors_are_raised(nodes: Nodes, monkeypatc
 def test_a_dropped_handler_is_collected_and_its_session_ends(nodes: Nodes) -> None:
     one, two = nodes.add((1, 2)), nodes.add((1, 2))
     nodes.join_all(one, two)
-    thread, reference = two.session._thread, weakref.ref(two)  # type: ignore[union-attr]
+    thread, reference = two.session.thread, weakref.ref(two)  # type: ignore[union-attr]
     nodes.handlers.remove(two)
     del two
     gc.collect()
@@ -519,7 +519,7 @@ def test_a_store_outlives_the_thread_that_started_it(nodes: Nodes) -> None:
     infos = nodes.join_all(host, nodes.add())
     assert [i.world_size for i in infos] == [2, 2]
     assert host.hosted is not None
-    assert host.hosted._process.poll() is None
+    assert host.hosted.process.poll() is None
 
 
 def test_a_store_ends_with_the_process_that_hosts_it() -> None:

@@ -107,7 +107,7 @@ def hosting_handler(monkeypatch: pytest.MonkeyPatch, end_timeout: float) -> Any:
     from elasticjob._runtime.torchrun import stores
     from elasticjob._runtime.torchrun.create import create_handler
 
-    monkeypatch.setattr(stores, "_END_TIMEOUT", end_timeout)
+    monkeypatch.setattr(stores, "END_TIMEOUT", end_timeout)
     conf = {"is_host": True, "read_timeout": 20, "close_timeout": 1, "heartbeat_timeout": 1}
     return create_handler(
         api.RendezvousParameters("elasticjob", "localhost:0", "r", 2, 2, local_addr="127.0.0.1", **conf)
@@ -135,7 +135,7 @@ async def test_a_hosted_store_does_not_wait_for_nodes_that_end_their_round(monke
     nodes = [await announce(port, key, "r", index) for index in range(2)]
     for node in nodes:
         await receive(node, StartRound)  # neither reports that its workers have started: the round stays as it is
-    process = handler.hosted._process
+    process = handler.hosted.process
     assert handler.shutdown()
     assert process.returncode in (0, -signal.SIGTERM), "it was not killed: the signal found it serving or ending"
     for node in nodes:
@@ -148,7 +148,7 @@ async def test_a_hosted_store_does_not_wait_for_nodes_that_end_their_round(monke
 def test_a_hosted_store_that_does_not_react_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     before = pipes()
     handler = hosting_handler(monkeypatch, end_timeout=0.2)
-    process = handler.hosted._process
+    process = handler.hosted.process
     assert not handler.is_closed()  # the store serves
     os.kill(process.pid, signal.SIGSTOP)
     assert not handler.shutdown()

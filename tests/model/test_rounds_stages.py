@@ -111,10 +111,10 @@ def _first_report(state: CoordinatorState, round_: Round) -> int:
 
 
 def test_a_stage_that_one_member_finishes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stages, "_ended_stage", _first_report)
+    monkeypatch.setattr(stages, "ended_stage", _first_report)
     assert any(walk(seed) for seed in range(SEEDS))
 
 
 def test_members_that_wait_for_ever_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stages, "_ended_stage", lambda _state, _round: 0)
+    monkeypatch.setattr(stages, "ended_stage", lambda _state, _round: 0)
     assert any("wait" in walk(seed) for seed in range(SEEDS))

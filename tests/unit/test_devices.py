@@ -71,7 +71,7 @@ def test_threads_that_copy_use_one_stream_for_each_gpu(monkeypatch: pytest.Monke
     cuda = SimpleNamespace(Stream=lambda device: f"stream of {device.index}", set_stream=set_streams.append)
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
     streams: dict[Any, str] = {}
-    monkeypatch.setattr(devices, "_streams", streams)
+    monkeypatch.setattr(devices, "streams_by_device", streams)
     for _ in range(2):
         devices.own_streams([Device(3), Device(5), Device(0, "cpu")])()
     assert set_streams == 2 * ["stream of 3", "stream of 5"]

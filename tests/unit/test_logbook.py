@@ -42,7 +42,7 @@ def test_a_log_that_is_refused_at_first_is_read(refusal: str | Exception) -> Non
 
 def test_a_log_that_does_not_exist_any_more_ends() -> None:
     with LogBook(cast(Kube, Refusing(ApiError(404, "NotFound", "no such pod"))), "ns", "job") as book:
-        book.wait(lambda: "job-1-1" in book._read, timeout=10, what="the end of the log")
+        book.wait(lambda: "job-1-1" in book.ended, timeout=10, what="the end of the log")
         with pytest.raises(WaitTimeoutError, match=r"the log of job-1-1 is read no more: .*404"):
             book.wait_step(1, timeout=0)
     assert not book.steps
@@ -51,7 +51,7 @@ def test_a_log_that_does_not_exist_any_more_ends() -> None:
 def test_a_refused_log_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = types.SimpleNamespace(status=502, read=lambda: b"no route to the kubelet", readline=io.BytesIO().readline)
     connection = types.SimpleNamespace(getresponse=lambda: answer, close=lambda: None)
-    monkeypatch.setattr(Kube, "_logs", lambda *_: connection)
+    monkeypatch.setattr(Kube, "open_log", lambda *_: connection)
     kube = object.__new__(Kube)  # without a kubeconfig
     with pytest.raises(ApiError, match="502"):
         next(kube.follow("job-1-1", "ns"))

@@ -21,6 +21,6 @@ def test_the_port_is_one_that_no_connection_gets() -> None:
 @pytest.mark.parametrize("content", ["", "x y", "1024 65535"])
 def test_without_such_a_port_any_will_do(content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "range").write_text(content)
-    monkeypatch.setattr(own_port, "_RANGE", tmp_path / "range")
+    monkeypatch.setattr(own_port, "PORT_RANGE", tmp_path / "range")
     with own_port.listen_below_connections("127.0.0.1", 4) as listener:
         assert listener.getsockname()[1] > 0

@@ -79,7 +79,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     found = Driver()
     monkeypatch.setitem(sys.modules, "torch", found)
     monkeypatch.setattr(pinned_memory, "SMALLEST", MIB)
-    monkeypatch.setattr(pinned_memory, "_reported", False)
+    monkeypatch.setattr(pinned_memory, "refusal_reported", False)
     monkeypatch.setattr(pinned_memory, "registered_bytes", 0)
     monkeypatch.setattr(pinned_memory, "lockable_bytes", lambda: None)
     yield found
@@ -93,7 +93,7 @@ def copies(*, is_writer: bool = True) -> NodeCopies:
 def commit(found: NodeCopies, size: int, number: int = 1) -> int:
     """Write a block and wait until its memory is registered, or is not."""
     descriptor = found.write(BlockHeader(number, number, 2, size), lambda memory: None)
-    for registration in found._registered.values():
+    for registration in found.registered.values():
         assert registration.settled.wait(WAIT)
     assert read_header(descriptor).step == number
     return descriptor
@@ -239,7 +239,7 @@ def test_a_fork_leaves_the_memory_to_its_parent(driver: Driver) -> None:
         try:
             driver.initialized = False  # torch says so in a fork
             begun = time.monotonic()
-            found._registered[next(iter(found._registered))].end(60.0)
+            found.registered[next(iter(found.registered))].end(60.0)
             commit(found, 9 * MIB, 2)
             if driver.calls == [("register", 3)] and time.monotonic() - begun < WAIT:
                 code = 0

@@ -52,12 +52,12 @@ def test_what_the_agent_does_not_know_or_may_not_do_is_not_applied(monkeypatch: 
 )
 def test_the_policy_is_that_of_the_first_mapping(line: str, policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "read_text", lambda _self, **_: line)
-    assert process_placement._memory_policy("1") == policy
+    assert process_placement.memory_policy("1") == policy
 
 
 @pytest.mark.parametrize(("text", "nodes"), [("", []), ("0", [0]), ("0-2,5", [0, 1, 2, 5])])
 def test_nodes_of_a_list(text: str, nodes: Sequence[int]) -> None:
-    assert process_placement._nodes(text) == nodes
+    assert process_placement.parse_nodes(text) == nodes
 
 
 def test_a_placement_that_fails_is_an_error() -> None:

@@ -167,7 +167,7 @@ def test_a_step_does_not_count_if_the_device_cannot_tell(guard: UpdateGuard, dev
 
 def test_a_signal_handler_of_the_script_may_use_the_guard(guard: UpdateGuard) -> None:
     """It may save the State while the main thread is in the guard."""
-    with guard._in_main_thread():
+    with guard.in_main_thread():
         with guard.section():
             guard.check()
         assert guard.must_not_raise

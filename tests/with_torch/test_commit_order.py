@@ -15,6 +15,7 @@ import torch
 import elasticjob
 from elasticjob._runtime.contract.snapshot_format import state_block
 from elasticjob.training import pinned_memory
+from elasticjob.training.replicated.state import internals
 from elasticjob.training.snapshot_values import state_tree
 
 pytestmark = pytest.mark.torch
@@ -44,12 +45,12 @@ def commit(state: Any) -> None:
 
 def commit_beside_steps(state: Any) -> None:
     state.commit(non_blocking=True)
-    state._background.wait()
+    internals(state).background.wait()
 
 
 def end_process(state: Any) -> None:
     state.step += 1
-    state._keep_live()
+    internals(state).keep_live()
 
 
 @pytest.mark.parametrize("action", [commit, commit_beside_steps, end_process])
@@ -110,4 +111,4 @@ def test_the_stream_of_this_thread_is_waited_for(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_copies_that_are_queued(tensor: Any, queued: bool) -> None:
-    assert state_tree._can_be_queued(tensor) == queued
+    assert state_tree.can_be_queued(tensor) == queued

@@ -16,7 +16,7 @@ import torch.distributed as dist  # noqa: E402
 
 from elasticjob.training import devices, progress_channel  # noqa: E402
 from elasticjob.training.replicated.changes import watched_torch  # noqa: E402
-from elasticjob.training.replicated.state import State  # noqa: E402
+from elasticjob.training.replicated.state import State, internals  # noqa: E402
 from elasticjob.training.update_guard import RankShouldRestart, guard  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -45,7 +45,7 @@ def clean() -> Iterator[None]:
     yield
     guard.leave_all()
     guard.reset()
-    watched_torch._watched.newest_graph = None
+    watched_torch.watched.newest_graph = None
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_gradients_that_a_graph_writes_to_are_kept(training: Any) -> None:
     graph = Graph()
     graph.capture_begin()
     graph.capture_end()
-    state._live.drop_gradients()
+    internals(state).live.drop_gradients()
     assert model.weight.grad is gradient
     assert not gradient.any()
 
@@ -132,7 +132,7 @@ def test_gradients_that_a_graph_writes_to_are_kept(training: Any) -> None:
 def test_gradients_are_freed_without_a_graph(training: Any) -> None:
     state, model, _ = training
     backward(model)
-    state._live.drop_gradients()
+    internals(state).live.drop_gradients()
     assert model.weight.grad is None
 
 
@@ -142,11 +142,11 @@ def test_a_step_without_an_optimizer_of_torch_is_seen(training: Any) -> None:
     state.step += 1
     with torch.no_grad():
         model.weight.sub_(1)
-    assert not state._live.complete
-    assert state._live.half_changed
-    assert state._live.describe_change().startswith("weight has changed since")
+    assert not internals(state).live.complete
+    assert internals(state).live.half_changed
+    assert internals(state).live.describe_change().startswith("weight has changed since")
     state.step += 1
-    assert state._live.complete
+    assert internals(state).live.complete
 
 
 @pytest.mark.parametrize("options", [{"foreach": True}, {"fused": True}])
@@ -185,7 +185,7 @@ def test_gradients_of_a_closure_are_waited_for(
     state.sync()
     changing: list[bool] = []
     waits: list[int] = []
-    monkeypatch.setattr(guard, "_protects", True)
+    monkeypatch.setattr(guard, "protects", True)
     monkeypatch.setattr(devices, "wait_for_queued_work", lambda: waits.append(len(changing)))
 
     def closure() -> Any:
@@ -212,14 +212,14 @@ def test_an_interruption_in_a_closure_leaves_a_whole_state(training: Any) -> Non
     with pytest.raises(RankShouldRestart):
         optimizer.step(closure)
     assert torch.equal(model.weight, before)
-    assert state._live.complete
+    assert internals(state).live.complete
 
 
 def test_a_step_that_is_compiled_is_seen_before_it_changes_anything(training: Any) -> None:
     state, model, optimizer = training
     backward(model)
     before, seen = copy.deepcopy(model.state_dict()), []
-    state._live.before_change = lambda: seen.append(torch.equal(model.weight, before["weight"]))
+    internals(state).live.before_change = lambda: seen.append(torch.equal(model.weight, before["weight"]))
     torch.compile(optimizer.step, backend="eager")()
     assert seen == [True]
     assert state.changing
@@ -241,9 +241,9 @@ def test_ddp_may_write_the_parameters_of_rank_0(training: Any) -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=timedelta(seconds=30))
     try:
         ddp = torch.nn.parallel.DistributedDataParallel(model)
-        assert state._live.complete
+        assert internals(state).live.complete
         ddp(torch.ones(1, 2)).sum().backward()
-        assert state._live.complete
+        assert internals(state).live.complete
     finally:
         dist.destroy_process_group()
 
@@ -253,11 +253,11 @@ def test_parameters_may_be_set_before_the_first_step(training: Any) -> None:
     state, model, _ = training
     with torch.no_grad():
         model.weight.fill_(1)
-    assert state._live.complete
+    assert internals(state).live.complete
     state.commit()
     with torch.no_grad():
         model.weight.fill_(2)
-    assert not state._live.complete
+    assert not internals(state).live.complete
 
 
 def test_ddp_that_is_made_before_the_sync_of_a_round_may_overwrite_the_state(training: Any) -> None:
@@ -268,7 +268,7 @@ def test_ddp_that_is_made_before_the_sync_of_a_round_may_overwrite_the_state(tra
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=timedelta(seconds=30))
     try:
         torch.nn.parallel.DistributedDataParallel(model)
-        assert not state._live.complete
+        assert not internals(state).live.complete
     finally:
         dist.destroy_process_group()
 
@@ -282,9 +282,9 @@ def test_an_embedding_with_a_largest_norm_changes_its_weight_in_each_forward_pas
     version = model.weight._version
     model(torch.arange(4))
     assert model.weight._version > version
-    assert state._live.complete
+    assert internals(state).live.complete
     optimizer.step()
-    assert not state._live.complete
+    assert not internals(state).live.complete
 
 
 def test_a_copy_leaves_the_random_numbers_as_they_are(training: Any) -> None:
@@ -293,7 +293,7 @@ def test_a_copy_leaves_the_random_numbers_as_they_are(training: Any) -> None:
     state.step += 1
     torch.rand(3)
     expected = torch.get_rng_state()
-    state._keep_live()
+    internals(state).keep_live()
     assert torch.equal(torch.get_rng_state(), expected)
 
 
@@ -312,12 +312,12 @@ def test_what_ddp_writes_after_a_request_is_not_used(training: Any) -> None:
 @pytest.mark.parametrize("use", [State.commit, State.sync])
 def test_nothing_is_kept_after_a_request(training: Any, use: Any) -> None:
     state, model, _ = training
-    committed = state._copies.newest()[1].version
+    committed = internals(state).copies.newest()[1].version
     backward(model)
     guard.request()
     with pytest.raises(RankShouldRestart):
         use(state)
-    assert state._copies.newest()[1].version == committed
+    assert internals(state).copies.newest()[1].version == committed
 
 
 def test_no_step_is_counted_after_a_request(training: Any) -> None:
@@ -329,7 +329,7 @@ def test_no_step_is_counted_after_a_request(training: Any) -> None:
     with pytest.raises(RankShouldRestart):
         state.step += 1
     assert state.step == 0
-    assert state._live.complete
+    assert internals(state).live.complete
 
 
 def test_lost_steps_are_reported(training: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -354,7 +354,7 @@ def test_a_step_that_the_device_had_not_completed_is_lost(training: Any, capsys:
     backward(model)
     optimizer.step()
     state.step += 1
-    guard._completed = SimpleNamespace(query=lambda: False)
+    guard.completed_event = SimpleNamespace(query=lambda: False)
     guard.request()
     guard.break_results(0.0)
     guard.reset()

@@ -21,7 +21,7 @@ class CallbackAttributes:
     """The plain attributes of callbacks, as they were when this process first passed them to a trainer."""
 
     def __init__(self) -> None:
-        self._first: list[tuple[weakref.ref[Any], dict[str, Any]]] = []
+        self.first_values: list[tuple[weakref.ref[Any], dict[str, Any]]] = []
 
     def begin_round(self, callbacks: Iterable[Any], advice: str) -> None:
         """Set the plain attributes of callbacks that are known to their first values, and note those of new ones.
@@ -29,11 +29,11 @@ class CallbackAttributes:
         Plain: numbers, text, and lists, tuples, sets, deques and dicts of them. A warning names what has
         changed, with `advice`.
         """
-        self._first = [(found, values) for found, values in self._first if found() is not None]
+        self.first_values = [(found, values) for found, values in self.first_values if found() is not None]
         for callback in callbacks:
-            values = next((values for found, values in self._first if found() is callback), None)
+            values = next((values for found, values in self.first_values if found() is callback), None)
             if values is None:
-                self._first.append((weakref.ref(callback), _plain_attributes(callback)))
+                self.first_values.append((weakref.ref(callback), _plain_attributes(callback)))
             elif changed := _reset(callback, values):
                 log.warning(
                     "%s: %s changed in an earlier round, and is as it was created again, as in a new process: %s",

@@ -188,11 +188,11 @@ class ElasticTrainerMixin:
         """Arguments of Trainer. ValueError without an `ElasticTrainerCallback` in `callbacks`."""
         super().__init__(*args, **kwargs)
         self._elastic = _find_callback(_of(self).callback_handler.callbacks)
-        self._batches = self._elastic.attach(self)
+        self.step_batches = self._elastic.attach(self)
         self._factor = 1.0
         self._weighted = False
         self._weights: Iterator[float] = iter(())
-        _of(self).args.gradient_accumulation_steps = self._batches.micro_batches
+        _of(self).args.gradient_accumulation_steps = self.step_batches.micro_batches
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Train as Trainer does. ValueError for `resume_from_checkpoint`: the state comes from the callback."""
@@ -215,7 +215,7 @@ class ElasticTrainerMixin:
             "worker_init_fn",
             "multiprocessing_context",
         )
-        return self._batches.loader(usual.dataset, **{name: getattr(usual, name) for name in options})
+        return self.step_batches.loader(usual.dataset, **{name: getattr(usual, name) for name in options})
 
     def create_optimizer(self, model: Any = None) -> Any:
         """Create the optimizer, and in `train` restore the state: afterwards DDP may copy the weights of rank 0."""
@@ -228,7 +228,7 @@ class ElasticTrainerMixin:
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> Any:
         """Take the micro-batches of a step. Labels of those with weight 0 do not count."""
-        weights = self._batches.weights()
+        weights = self.step_batches.weights()
         self._weights = iter(weights)
         return _super(self).get_batch_samples(self._labelled(weights, epoch_iterator), num_batches, device)
 
@@ -263,7 +263,7 @@ class ElasticTrainerMixin:
         """Return by what Trainer divides the loss of a micro-batch."""
         scaled = getattr(self, "loss_is_scaled_for_ga", None)
         undivided = scaled if scaled is not None else _of(self).compute_loss_func is not None
-        return 1 if undivided else self._batches.micro_batches
+        return 1 if undivided else self.step_batches.micro_batches
 
     def _labelled(self, weights: list[float], batches: Iterator[Any]) -> Iterator[Any]:
         for weight, batch in zip(weights, batches, strict=False):

@@ -14,18 +14,18 @@ _NOT_THE_SCRIPT = {"elasticjob", "_elasticjob_in_workers", "sitecustomize", *sys
 """Packages that do not import elasticjob. In those of Python are hooks of elasticjob, such as `sys.excepthook`.
 `__mp_main__` is the fork server's program in a fork."""
 
-_registered: list[Callable[[], object]] = []
+registered_saves: list[Callable[[], object]] = []
 
 
 def save_on_stop(save: Callable[[], object]) -> None:
     """Call `save` as `elasticjob.on_stop` does; it does not count as one of the script's."""
-    _registered.append(save)
+    registered_saves.append(save)
     progress_channel.on_stop(save)
 
 
 def uses_elasticjob() -> bool:
     """Return whether the script has imported elasticjob or something of it into a module, or registered a callback."""
-    if len(progress_channel.channel.callbacks) > len(_registered):
+    if len(progress_channel.channel.callbacks) > len(registered_saves):
         return True
     modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] not in _NOT_THE_SCRIPT]
     modules.append(sys.modules["__main__"])

@@ -22,7 +22,7 @@ from elasticjob.training import progress_channel
 _METRICS_INTERVAL = 1.0
 """Seconds from one reading of Lightning's metrics to the next."""
 
-_trainings = 0
+begun_trainings = 0
 """How many trainings this process has begun."""
 
 
@@ -40,10 +40,10 @@ def add_lightning_stop(trainer: Any, package: Any, total: Callable[[Any, Any], i
 
 def begin_training(trainer: Any, checkpoint: Any) -> None:
     """Count a training that begins; `checkpoint`: the path that the script gives."""
-    global _trainings
-    _trainings += 1
+    global begun_trainings
+    begun_trainings += 1
     if (stop := _stop_of(trainer)) is not None:
-        stop.begin(_trainings, goes_on=checkpoint in (None, "last"))
+        stop.begin(begun_trainings, goes_on=checkpoint in (None, "last"))
 
 
 def note_checkpoint(trainer: Any, path: Any) -> None:
@@ -69,13 +69,13 @@ class LightningStop:
     """
 
     def __init__(self, folder: str, total: Callable[[Any, Any], int | None]) -> None:
-        self._folder = folder
+        self.folder = folder
         self._total = total
         self._checkpoints: JobCheckpoints | None = None
         self._goes_on = False
         self._loaded: Checkpoint | None = None
         """The checkpoint from which the training goes on, until its data does so too."""
-        self._trainer: Any = None
+        self.trainer: Any = None
         """Set while it trains."""
         self._registered = False
         self._begin_step = self._reported = 0
@@ -86,7 +86,7 @@ class LightningStop:
     def begin(self, training: int, *, goes_on: bool) -> None:
         """Begin the training with this number; `goes_on`: the script names no checkpoint of its own."""
         job = os.environ.get("TORCHELASTIC_RUN_ID", "")
-        self._checkpoints = JobCheckpoints(self._folder, job, training, say)
+        self._checkpoints = JobCheckpoints(self.folder, job, training, say)
         self._goes_on, self._loaded = goes_on, None
 
     def choose(self) -> str | None:
@@ -101,7 +101,7 @@ class LightningStop:
 
     def note(self, trainer: Any, path: str) -> None:
         """Note a complete checkpoint; where the list cannot be written, the training goes on as without elasticjob."""
-        if self._trainer is not trainer or self._checkpoints is None or not trainer.is_global_zero:
+        if self.trainer is not trainer or self._checkpoints is None or not trainer.is_global_zero:
             return
         try:
             self._checkpoints.add(Checkpoint(trainer.global_step, trainer.world_size, path))
@@ -116,7 +116,7 @@ class LightningStop:
         if not self._registered:
             self._registered = True
             save_on_stop(self._save)
-        self._trainer = trainer
+        self.trainer = trainer
         self._total_steps = self._total(trainer, pl_module)
         self._begin_step = self._reported = trainer.global_step
         loops.epoch_loop._on_before_fetch = functools.partial(self._before_fetch, loops.epoch_loop._on_before_fetch)
@@ -124,28 +124,28 @@ class LightningStop:
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any, **__: Any) -> None:
         """Note the metrics for the status: at this point Lightning computes none of them."""
-        if self._trainer is not None and trainer.is_global_zero and time.monotonic() >= self._read_at:
+        if self.trainer is not None and trainer.is_global_zero and time.monotonic() >= self._read_at:
             self._read_at = time.monotonic() + _METRICS_INTERVAL
             self._metrics = last_metrics(trainer.callback_metrics)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Report the last step. The training does not stop here: other callbacks have something to do at its end."""
-        if self._trainer is not None:
+        if self.trainer is not None:
             progress_channel.report_end(trainer.global_step, self._total_steps, self._metrics)
             self._end(trainer)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """End the training; `Stopped` comes here too. What other callbacks save now is not noted."""
-        if self._trainer is not None:
+        if self.trainer is not None:
             self._end(trainer)
 
     def _end(self, trainer: Any) -> None:
-        self._trainer = None
+        self.trainer = None
         del trainer.fit_loop.epoch_loop._on_before_fetch
 
     def _before_fetch(self, original: Callable[[], None]) -> None:
         """Report the last step, before the first batch of the next one is fetched."""
-        trainer = self._trainer
+        trainer = self.trainer
         if self._loaded is not None:
             loaded, self._loaded = self._loaded, None
             restore_position(trainer.fit_loop, trainer.world_size, loaded.world_size)
@@ -156,7 +156,7 @@ class LightningStop:
 
     def _save(self) -> None:
         """Save a checkpoint of the step that all ranks have done, with what its validation has changed."""
-        trainer, checkpoints = self._trainer, self._checkpoints
+        trainer, checkpoints = self.trainer, self._checkpoints
         if trainer is None or checkpoints is None or trainer.global_step == self._begin_step:
             return
         path = checkpoints.stop_path(trainer.global_step)

@@ -20,7 +20,7 @@ from elasticjob.training import progress_channel
 _MARK = "elasticjob-job"
 """A file in each checkpoint that a job has written: the job, and which training of the script it is of."""
 
-_trainings = 0
+begun_trainings = 0
 """How many trainings this process has begun."""
 
 
@@ -32,8 +32,8 @@ def add_callback(trainer: Any) -> None:
 
 def count_training() -> None:
     """Count a training that begins, whatever it begins from: the second one of a script is the second in each round."""
-    global _trainings
-    _trainings += 1
+    global begun_trainings
+    begun_trainings += 1
 
 
 def checkpoint_of_job(trainer: Any) -> str | None:
@@ -144,4 +144,4 @@ def _own_checkpoints(folder: str, mark: str) -> list[int]:
 
 
 def _mark() -> str:
-    return f"{os.environ.get('TORCHELASTIC_RUN_ID', '')} training {_trainings}\n"
+    return f"{os.environ.get('TORCHELASTIC_RUN_ID', '')} training {begun_trainings}\n"

@@ -31,7 +31,7 @@ class StepBatches(Sampler):  # type: ignore[misc]  # torch has no types here
         self.finished = False
         """Whether the training is complete: iterations are empty."""
         self._limit: tuple[int, str] = (0, "")
-        self._sampler = sampler
+        self.elastic_sampler = sampler
         self._global_batch = global_batch
         self._max_size = max_size
         self._generator = torch.Generator()
@@ -39,7 +39,7 @@ class StepBatches(Sampler):  # type: ignore[misc]  # torch has no types here
     @property
     def micro_batches(self) -> int:
         """Number of micro-batches of each step in the current round, the same on all ranks."""
-        return micro_batch_count(self._global_batch, self._sampler.ranks.current()[1], self._max_size)
+        return micro_batch_count(self._global_batch, self.elastic_sampler.ranks.current()[1], self._max_size)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -49,17 +49,17 @@ class StepBatches(Sampler):  # type: ignore[misc]  # torch has no types here
     @property
     def all_steps(self) -> int:
         """Number of steps of an epoch without a limit."""
-        return -(-self._sampler.length // self._global_batch)
+        return -(-self.elastic_sampler.length // self._global_batch)
 
     @property
     def epoch(self) -> int:
         """Number of completed epochs."""
-        return self._sampler.epoch
+        return self.elastic_sampler.epoch
 
     @property
     def steps_in_epoch(self) -> int:
         """Number of completed steps of the current epoch."""
-        return self._sampler.consumed // self._global_batch
+        return self.elastic_sampler.consumed // self._global_batch
 
     def limit_steps(self, steps: int, option: str) -> None:
         """Let each epoch end after so many steps, and leave out the rest of its samples.
@@ -72,14 +72,14 @@ class StepBatches(Sampler):  # type: ignore[misc]  # torch has no types here
 
     def weights(self) -> list[float]:
         """Return the weight of each micro-batch of the next step: factors for mean losses, as in `MicroBatch`."""
-        samples = min(self._global_batch, self._sampler.length - self._sampler.consumed)
-        return [planned.weight for planned in self._plan(samples, *self._sampler.ranks.current())]
+        samples = min(self._global_batch, self.elastic_sampler.length - self.elastic_sampler.consumed)
+        return [planned.weight for planned in self._plan(samples, *self.elastic_sampler.ranks.current())]
 
     def advance(self) -> None:
         """Move the position by one step."""
-        self._sampler.advance(self._global_batch)
+        self.elastic_sampler.advance(self._global_batch)
         if self.steps_in_epoch >= self.steps_per_epoch:
-            self._sampler.set_epoch(self._sampler.epoch + 1)
+            self.elastic_sampler.set_epoch(self.elastic_sampler.epoch + 1)
 
     def loader(self, dataset: Any, **options: Any) -> Any:
         """Return a data loader with these options of `DataLoader`.
@@ -91,7 +91,7 @@ class StepBatches(Sampler):  # type: ignore[misc]  # torch has no types here
     def __iter__(self) -> Iterator[list[int]]:
         if self.finished:
             return iter(())
-        sampler = self._sampler
+        sampler = self.elastic_sampler
         self._generator.manual_seed(sampler.epoch)  # the loader draws the seeds of its workers after this call
         sizes = step_sizes(sampler.length - sampler.consumed, self._global_batch)
         left = islice(sizes, self.steps_per_epoch - self.steps_in_epoch)
@@ -102,7 +102,7 @@ class StepBatches(Sampler):  # type: ignore[misc]  # torch has no types here
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position, and the global batch and the limit that it refers to: the same on every rank."""
-        return {**self._sampler.state_dict(), "global_batch": self._global_batch, "limit": self._limit}
+        return {**self.elastic_sampler.state_dict(), "global_batch": self._global_batch, "limit": self._limit}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a saved position. ValueError if it is of another dataset, order, global batch or limit."""
@@ -117,7 +117,7 @@ class StepBatches(Sampler):  # type: ignore[misc]  # torch has no types here
                 f"the saved position is of epochs with {option or 'all steps'}, and these have "
                 f"{self._limit[1] or 'all steps'}: use the same option, or train without the saved state"
             )
-        self._sampler.load_state_dict(state)
+        self.elastic_sampler.load_state_dict(state)
         self._limit = (limit, option)
 
     def _batches(self, start: int, sizes: Iterator[int], order: Any, rank: int, world_size: int) -> Iterator[list[int]]:

@@ -25,11 +25,11 @@ class ProgressWatchdog:
         self._report = report
         self._interval = interval.total_seconds()
         self._manual = False
-        self._last = time.monotonic()
+        self.last_progress = time.monotonic()
         self._shut_down = threading.Event()
-        self._pending = False
+        self.pending = False
         # Objects that a pending call refers to must exist when it runs.
-        self._pending_call = _PENDING_CALL(self._run_pending_call)
+        self._pending_call = _PENDING_CALL(self.run_pending_call)
         self._thread = MonitorOfWorker(self._run, "progress-watchdog")
 
     def start(self) -> None:
@@ -37,17 +37,17 @@ class ProgressWatchdog:
 
     def ping(self) -> None:
         """Note progress. From now on, until the next `reset`, only calls of this are progress."""
-        self._last = time.monotonic()
+        self.last_progress = time.monotonic()
         self._manual = True
 
     def reset(self) -> None:
         """Note progress, and count any Python code as progress from now on."""
         self._manual = False
-        self._last = time.monotonic()
+        self.last_progress = time.monotonic()
 
     def age(self) -> float:
         """Return the seconds since the last progress."""
-        return time.monotonic() - self._last
+        return time.monotonic() - self.last_progress
 
     @property
     def is_manual(self) -> bool:
@@ -60,22 +60,22 @@ class ProgressWatchdog:
         if self._thread.is_alive():
             self._thread.join()
         if threading.current_thread() is threading.main_thread():
-            while self._pending:
+            while self.pending:
                 time.sleep(0)  # pending calls run between two steps of the interpreter
 
     def _run(self) -> None:
         reported = 0.0
         while not self._shut_down.wait(self._interval):
-            if not self._manual and not self._pending:
-                self._pending = True
+            if not self._manual and not self.pending:
+                self.pending = True
                 if ctypes.pythonapi.Py_AddPendingCall(self._pending_call, None):  # the interpreter's queue is full
-                    self._pending = False
-            if self._last > reported:
-                reported = self._last
+                    self.pending = False
+            if self.last_progress > reported:
+                reported = self.last_progress
                 self._report()
 
-    def _run_pending_call(self, _: object) -> int:
-        self._pending = False
+    def run_pending_call(self, _: object) -> int:
+        self.pending = False
         if not self._manual:
-            self._last = time.monotonic()
+            self.last_progress = time.monotonic()
         return 0

@@ -100,17 +100,17 @@ def own_streams(devices: Iterable[Any]) -> Callable[[], None]:
     """
     found = [device for device in devices if device.type == "cuda"]
     for device in found:
-        if device not in _streams:
-            _streams[device] = sys.modules["torch"].cuda.Stream(device)
+        if device not in streams_by_device:
+            streams_by_device[device] = sys.modules["torch"].cuda.Stream(device)
 
     def use_streams() -> None:
         for device in found:
-            sys.modules["torch"].cuda.set_stream(_streams[device])
+            sys.modules["torch"].cuda.set_stream(streams_by_device[device])
 
     return use_streams
 
 
-_streams: dict[Any, Any] = {}
+streams_by_device: dict[Any, Any] = {}
 
 
 def module_in_use(torch: Any) -> Any:

@@ -34,7 +34,7 @@ _LIMITS = ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_byt
 
 _lock = threading.Lock()
 registered_bytes = 0
-_reported = False
+refusal_reported = False
 
 
 class Registration:
@@ -178,9 +178,9 @@ def _count(size: int) -> None:
 
 def _report(problem: str) -> None:
     """Report the first refusal of this process."""
-    global _reported
-    if not _reported:
-        _reported = True
+    global refusal_reported
+    if not refusal_reported:
+        refusal_reported = True
         sys.stderr.write(f"elasticjob: commits copy to plain memory, which is slower: {problem}\n")
 
 

@@ -52,8 +52,8 @@ class UpdateGuard:
         self._phase = Phase.RUNNING
         self._updating = False
         self._sections = 0
-        self._protects = False
-        self._completed: devices.Event | None = None
+        self.protects = False
+        self.completed_event: devices.Event | None = None
         """Recorded behind the last completed update; None where work is done when its call returns."""
         self._whole = True
         self.rounds = 0
@@ -88,39 +88,39 @@ class UpdateGuard:
         """
         if self._updating:
             return
-        if self._protects:
+        if self.protects:
             devices.wait_for_queued_work()
-        with self._in_main_thread():
+        with self.in_main_thread():
             self._refuse_after_request()
             self._updating = True
 
     def wait(self) -> None:
         """Wait until the device has done what is queued. RankShouldRestart: the result may be a broken one."""
-        if self._protects:
+        if self.protects:
             devices.wait_for_queued_work()
         self.check()
 
     def complete(self) -> None:
         """End the update, if one has begun: the step is counted. RankShouldRestart: the round has ended."""
-        event = devices.record_event() if self._protects else None
-        with self._in_main_thread():
+        event = devices.record_event() if self.protects else None
+        with self.in_main_thread():
             self._updating = False
             self._changed.notify_all()
             if self._phase is Phase.BROKEN:
                 self._whole = False
             else:
-                self._completed, self._whole = event, True
+                self.completed_event, self._whole = event, True
             self._refuse_after_request()
 
     def abandon(self) -> None:
         """End the update without counting it: another object is responsible from now on."""
-        with self._in_main_thread():
+        with self.in_main_thread():
             self._updating = False
             self._changed.notify_all()
 
     def check(self) -> None:
         """Call it after a wait for the device, before its results are used. RankShouldRestart: they may be broken."""
-        with self._in_main_thread():
+        with self.in_main_thread():
             self._refuse_after_request()
 
     def enter(self) -> None:
@@ -130,7 +130,7 @@ class UpdateGuard:
     def leave(self) -> None:
         """End the innermost section; without a section nothing happens."""
         if self._sections:
-            with self._in_main_thread():
+            with self.in_main_thread():
                 self._sections -= 1
                 self._changed.notify_all()
 
@@ -145,12 +145,12 @@ class UpdateGuard:
 
     def leave_all(self) -> None:
         """End the update and all sections: the main thread was interrupted, and their code does not continue."""
-        with self._in_main_thread():
+        with self.in_main_thread():
             self._updating, self._sections = False, 0
             self._changed.notify_all()
 
     @contextmanager
-    def _in_main_thread(self) -> Iterator[None]:
+    def in_main_thread(self) -> Iterator[None]:
         """Hold the lock. A signal between its acquisition and the context would otherwise leave it held for ever."""
         self._changing += 1
         try:
@@ -167,7 +167,7 @@ class UpdateGuard:
 
     def protect(self, protects: bool) -> None:
         """Say whether collectives of this process may be broken while it goes on. Without that, `begin` waits not."""
-        self._protects = protects
+        self.protects = protects
 
     def request(self) -> None:
         """Let no update begin from now on."""
@@ -191,7 +191,7 @@ class UpdateGuard:
         with self._changed:
             if self._phase is Phase.BROKEN:
                 return
-            self._phase, event = Phase.BROKEN, self._completed
+            self._phase, event = Phase.BROKEN, self.completed_event
         deadline = time.monotonic() + seconds
         while not (done := _is_done(event)) and time.monotonic() < deadline:
             time.sleep(POLL_INTERVAL)
@@ -202,7 +202,7 @@ class UpdateGuard:
     def reset(self) -> None:
         """Forget the interruption: the next round begins."""
         with self._changed:
-            self._phase, self._completed = Phase.RUNNING, None
+            self._phase, self.completed_event = Phase.RUNNING, None
             self.rounds += 1
 
 

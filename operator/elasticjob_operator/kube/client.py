@@ -100,8 +100,8 @@ class KubeClient:
         attempts: int = ATTEMPTS,
         under_way: ConcurrencyLimit | None = None,
     ) -> None:
-        self._api = api
-        self._limit = limit
+        self.api = api
+        self.limit = limit
         self._timeout = timeout
         self._attempts = attempts
         self._page_sizes: dict[Resource, int] = {}
@@ -117,15 +117,15 @@ class KubeClient:
     def separate(self, *, timeout: float) -> KubeClient:
         """Return a client with connections of its own, without rate limit and retries: no other request delays its
         requests. `timeout`: seconds of one request."""
-        return KubeClient(client.ApiClient(self._api.configuration), None, timeout=timeout, attempts=1)
+        return KubeClient(client.ApiClient(self.api.configuration), None, timeout=timeout, attempts=1)
 
     def background(self) -> KubeClient:
         """Return a client over the same connections, for requests that take only what others leave of the limit."""
-        limit = SpareRate(self._limit) if isinstance(self._limit, RateLimit) else self._limit
-        return KubeClient(self._api, limit, timeout=self._timeout, attempts=self._attempts, under_way=self._under_way)
+        limit = SpareRate(self.limit) if isinstance(self.limit, RateLimit) else self.limit
+        return KubeClient(self.api, limit, timeout=self._timeout, attempts=self._attempts, under_way=self._under_way)
 
     async def close(self) -> None:
-        await self._api.close()
+        await self.api.close()
         if self._streams is not None:
             await self._streams.close()
 
@@ -190,10 +190,10 @@ class KubeClient:
             "resourceVersion": version,
         } | ({"labelSelector": selector} if selector else {})
         what = f"watch {resource.plural}"
-        if self._limit is not None:
-            await self._limit.acquire()
+        if self.limit is not None:
+            await self.limit.acquire()
         if self._streams is None:
-            self._streams = _unlimited(self._api)
+            self._streams = _unlimited(self.api)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=TIMEOUT, sock_read=SILENT_WATCH_SECONDS)
         path = f"{quote(resource.path(namespace))}?{urlencode(query)}"
         try:
@@ -232,8 +232,8 @@ class KubeClient:
         path = quote(resource.path(namespace, name, subresource)) + (f"?{urlencode(query)}" if query else "")
         what = f"{verb or _VERBS[method]} {resource.plural} {name}".strip()
         for attempt in range(1, self._attempts + 1):
-            if self._limit is not None:
-                await self._limit.acquire(namespace or "")
+            if self.limit is not None:
+                await self.limit.acquire(namespace or "")
             async with self._under_way.hold(namespace or ""):
                 if method != "GET" and not self.may_write():
                     raise KubeError(f"{what}: not sent, because another operator may lead")
@@ -277,7 +277,7 @@ class KubeClient:
         api: Any = None,
     ) -> Any:
         """Send one request; return the response, whose content is not read yet."""
-        api = api or self._api
+        api = api or self.api
         content = _MERGE_PATCH if method == "PATCH" else "application/json"
         headers = {"Accept": "application/json", "Content-Type": content}
         _, url, headers, _, _ = await api.param_serialize(

@@ -106,13 +106,13 @@ class FrameDecoder:
             seconds = self.clock() - began
         else:
             loop, pods = asyncio.get_running_loop(), self.source.pods
-            message, seconds = await loop.run_in_executor(_THREAD, _decode_in_thread, frame, pods)
+            message, seconds = await loop.run_in_executor(_THREAD, decode_in_thread, frame, pods)
         pause = min(LONGEST_PAUSE, max(REPORT_SECONDS, PAUSE_FACTOR * seconds))
         self._free_at = max(self._free_at, self.clock()) + pause
         return message
 
 
-def _decode_in_thread(frame: bytes, pods: int) -> tuple[Message, float]:
+def decode_in_thread(frame: bytes, pods: int) -> tuple[Message, float]:
     """Return the message and the seconds of processor time that it took: waits for other links' frames do not count."""
     began = time.thread_time()
     return _decode_bounded(frame, pods), time.thread_time() - began

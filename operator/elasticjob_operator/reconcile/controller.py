@@ -211,7 +211,7 @@ class Controller:
         self._update_link(key, observed, decided)
         memory.sent = _sent(decided)
         before = self.clock()
-        await self._run_actions(observed, decided, memory)
+        await self.run_actions(observed, decided, memory)
         return self._next_delay(decided, wait, memory, before)
 
     def _plan(self, key: JobKey, observed: Observed) -> Plan:
@@ -288,7 +288,7 @@ class Controller:
         """Return the key for the stores of an execution. Those with keys of a forgotten master key refuse any key."""
         return (self.keys.of_key_id(uid, execution, key_id) or self.keys).derive(OPERATOR_KEY, uid, execution)
 
-    async def _run_actions(self, observed: Observed, decided: Plan, memory: JobMemory) -> None:
+    async def run_actions(self, observed: Observed, decided: Plan, memory: JobMemory) -> None:
         job, now = replace(observed.job, status=replace(observed.job.status, key_id=decided.key_id)), self.clock()
         created: list[str] = []
         if decided.actions and job.spec is not None:

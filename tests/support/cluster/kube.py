@@ -236,7 +236,7 @@ class Kube:
 
     def logs(self, pod: str, namespace: str, container: str = "", **query: str) -> str:
         """Return a container's log so far."""
-        with closing(self._logs(pod, namespace, container, query)) as connection:
+        with closing(self.open_log(pod, namespace, container, query)) as connection:
             return connection.getresponse().read().decode(errors="replace")
 
     def follow(self, pod: str, namespace: str, container: str = "") -> Iterator[str]:
@@ -245,14 +245,16 @@ class Kube:
         Raise ApiError if the API server or the kubelet refuses the log.
         """
         query = {"follow": "true", "timestamps": "true"}
-        with closing(self._logs(pod, namespace, container, query)) as connection:
+        with closing(self.open_log(pod, namespace, container, query)) as connection:
             response = connection.getresponse()
             if response.status >= 400:
                 raise ApiError(response.status, "", response.read().decode(errors="replace"))
             while line := response.readline():
                 yield line.decode(errors="replace").rstrip("\n")
 
-    def _logs(self, pod: str, namespace: str, container: str, query: Mapping[str, str]) -> http.client.HTTPSConnection:
+    def open_log(
+        self, pod: str, namespace: str, container: str, query: Mapping[str, str]
+    ) -> http.client.HTTPSConnection:
         connection = self._connect(None)
         parameters = {**query, **({"container": container} if container else {})}
         connection.request("GET", self.path("pods", namespace, pod, "/log") + "?" + urlencode(parameters))

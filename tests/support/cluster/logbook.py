@@ -54,7 +54,7 @@ class LogBook:
     lines: list[Line] = field(default_factory=list)
     _steps: list[Step] = field(default_factory=list)
     _followed: set[str] = field(default_factory=set)
-    _read: set[str] = field(default_factory=set)
+    ended: set[str] = field(default_factory=set)
     _problems: list[str] = field(default_factory=list)
     """Pods whose logs have ended, or whose node is down."""
     _changed: threading.Condition = field(default_factory=threading.Condition)
@@ -109,7 +109,7 @@ class LogBook:
 
     def wait_read(self) -> None:
         """Wait until the logs of all pods so far have been read to their end. Call it when the pods have ended."""
-        self.wait(lambda: self._followed <= self._read, timeout=90, what="the ends of all logs")
+        self.wait(lambda: self._followed <= self.ended, timeout=90, what="the ends of all logs")
 
     def _watch_pods(self) -> None:
         selector = f"elasticjob.dev/job-name={self.job},elasticjob.dev/role=worker"
@@ -141,7 +141,7 @@ class LogBook:
             self._problems.append(f"the log of {pod} is read no more: {error}")
         finally:
             with self._changed:
-                self._read.add(pod)
+                self.ended.add(pod)
                 self._changed.notify_all()
 
     def _log(self, pod: str) -> Iterator[tuple[str, str]]:

@@ -26,7 +26,7 @@ from elasticjob._runtime.contract.snapshot_format.state_file import read_file_he
 from elasticjob.training import devices, group_device, progress_channel, random_states
 from elasticjob.training.progress_channel import ChannelState
 from elasticjob.training.replicated.rank_random_states import note_interruption
-from elasticjob.training.replicated.state import State
+from elasticjob.training.replicated.state import State, internals
 from elasticjob.training.state_exchange import Exchange
 from elasticjob.training.update_guard import guard
 
@@ -315,7 +315,7 @@ def fine_tuning(rounds: Rounds) -> Any:
             error = str(raised)
             continue
         state.commit()
-        sent.append(state._copies.newest()[1].size)
+        sent.append(internals(state).copies.newest()[1].size)
         equal.append([state.step, _hash([model.state_dict(), optimizer.state_dict()])])
     return {"sent": sent, "equal": equal, "error": error}
 
@@ -535,7 +535,7 @@ def milestones() -> dict[str, str]:
     state, scheduler = state_with_scheduler()
     state.sync()
     found = {"loaded": type(scheduler.milestones).__name__}
-    state._live.restore()
+    internals(state).live.restore()
     progress_channel.channel.memory = ()
     return found | {"interrupted": type(scheduler.milestones).__name__}
 
@@ -625,7 +625,7 @@ def values_changed_in_place() -> dict[str, Any]:
     state.sync()
     table = state.table
     state.mask += 1
-    complete = state._live.complete
+    complete = internals(state).live.complete
     state.sync()
     return {"table": table, "complete": complete, "mask": state.mask.tolist()}
 

@@ -24,7 +24,7 @@ from elasticjob.training.random_states import GENERATORS
 from elasticjob.training.replicated.copies import background_copy
 from elasticjob.training.replicated.live.rank_memory import RankMemory
 from elasticjob.training.replicated.rank_random_states import RankRandomStates
-from elasticjob.training.replicated.state import State
+from elasticjob.training.replicated.state import State, internals
 from elasticjob.training.snapshot_values import state_tree
 from elasticjob.training.snapshot_values.state_tree import PackedTree
 
@@ -45,7 +45,7 @@ class Training:
         self.step()
         self.gate = threading.Event()
         self.began = threading.Event()
-        start = self.state._background.start
+        start = internals(self.state).background.start
 
         def held(copy: Callable[[], object]) -> None:
             def copy_behind_gate() -> None:
@@ -55,7 +55,7 @@ class Training:
 
             start(copy_behind_gate)
 
-        self.state._background.start = held  # type: ignore[method-assign]
+        internals(self.state).background.start = held  # type: ignore[method-assign]
 
     def gradients(self) -> None:
         self.model(torch.randn(2, 64, 2, 4)).square().sum().backward()
@@ -82,7 +82,7 @@ class Training:
 
     def kept(self) -> int:
         """Return the step of the newest commit."""
-        return self.state._copies.newest()[1].step
+        return internals(self.state).copies.newest()[1].step
 
     def loaded(self) -> tuple[int, list[Any]]:
         """Return what a new process loads."""
@@ -107,13 +107,13 @@ def trains_meanwhile() -> dict[str, Any]:
     with torch.no_grad():
         training.average.weight.fill_(7.0)
     meanwhile = training.kept()
-    wait = training.state._live.before_change
+    wait = internals(training.state).live.before_change
 
     def open_and_wait() -> None:
         training.gate.set()
         wait()
 
-    training.state._live.before_change = open_and_wait
+    internals(training.state).live.before_change = open_and_wait
     training.optimizer.step()
     found = {"meanwhile": meanwhile, "after the step": training.kept()}
     step, loaded = training.loaded()
@@ -131,12 +131,12 @@ def changed(how: Callable[[Any], object], then: str = "step") -> dict[str, Any]:
     with torch.no_grad():
         how(training.model[0].weight)
     training.gate.set()
-    error, number = "", training.state._sequence.number
+    error, number = "", internals(training.state).sequence.number
     try:
         training.optimizer.step() if then == "step" else training.state.commit()
     except RuntimeError as raised:
         error = str(raised)
-    counted = training.state._sequence.number > number
+    counted = internals(training.state).sequence.number > number
     step, loaded = training.loaded()
     return {"error": error, "kept": step, "same": same(loaded, committed if step == 1 else newer), "counted": counted}
 
@@ -148,7 +148,7 @@ def copy_fails() -> dict[str, Any]:
     def begin(*_: Any) -> Any:
         return bytearray(1 << 26), lambda: 1 / 0
 
-    training.state._copies.begin = begin  # type: ignore[method-assign,assignment]
+    internals(training.state).copies.begin = begin  # type: ignore[method-assign,assignment]
     training.gate.set()
     training.state.commit(non_blocking=True)
     try:
@@ -182,7 +182,7 @@ def swapped_and_back() -> dict[str, Any]:
     with mock.patch.object(background_copy, "write_tensors", write):
         training.gate.set()
         try:
-            training.state._background.wait()
+            internals(training.state).background.wait()
         except RuntimeError as error:
             return {"error": str(error)}
     return {}
@@ -216,7 +216,7 @@ def process_ends() -> dict[str, Any]:
     training.commit_late()
     training.state.step += 1
     threading.Timer(0.3, training.gate.set).start()
-    training.state._keep_live()
+    internals(training.state).keep_live()
     steps = [read_header(descriptor).step for descriptor in progress_channel.channel.memory[:2]]
     return {"kept": training.kept(), "copies": sorted(steps)}
 
@@ -227,7 +227,7 @@ def fork_meanwhile() -> dict[str, Any]:
     training.commit_late()
     pid = os.fork()
     if pid == 0:
-        training.state._background.wait()
+        internals(training.state).background.wait()
         os._exit(7)
     status = os.waitpid(pid, 0)[1]
     training.gate.set()
@@ -271,7 +271,7 @@ def copied_late() -> dict[str, Any]:
     objects = {"model": training.model, "optimizer": training.optimizer, "other": optimizer}
     packed = PackedTree({name: part.state_dict() for name, part in objects.items()}, {})
     late = background_copy.LateTensors(packed, objects)
-    names = [late._names[tensor.data_ptr()] for _, tensor in late.tensors]
+    names = [late.names[tensor.data_ptr()] for _, tensor in late.tensors]
     return {"late": sorted(names), "all": len(late.tensors) + len(late.others) == len(packed.tensors)}
 
 
@@ -293,8 +293,8 @@ def without_optimizer() -> dict[str, Any]:
     """Nothing says when a model is changed that has no optimizer: all of it is copied at once."""
     training = Training()
     state = State(model=training.model, average=training.average)
-    start, gate = state._background.start, threading.Event()
-    state._background.start = lambda copy: start(lambda: (gate.wait(60), copy()))  # type: ignore[method-assign]
+    start, gate = internals(state).background.start, threading.Event()
+    internals(state).background.start = lambda copy: start(lambda: (gate.wait(60), copy()))  # type: ignore[method-assign]
     committed = training.tensors()
     state.commit(non_blocking=True)
     with torch.no_grad():
@@ -315,7 +315,7 @@ def planned_end_after_a_change() -> dict[str, Any]:
     with torch.no_grad():
         training.model[0].weight.fill_(3.0)
     training.gate.set()
-    training.state._end_round()
+    internals(training.state).end_round()
     step, loaded = training.loaded()
     return {"kept": step, "same": same(loaded, training.tensors())}
 

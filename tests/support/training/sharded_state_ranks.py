@@ -33,7 +33,7 @@ from elasticjob.training import progress_channel
 from elasticjob.training.progress_channel import ChannelState
 from elasticjob.training.sharded.shard_copies import ShardCopier
 from elasticjob.training.sharded.shard_memory import ShardBuffers
-from elasticjob.training.sharded.sharded_state import ShardedState
+from elasticjob.training.sharded.sharded_state import ShardedState, wait_for_last_commit
 
 WORLD = 4
 ALL = tuple(range(WORLD))
@@ -107,8 +107,7 @@ class Trainer:
 
     def wait_copies(self) -> None:
         """Wait until all copies of the last commit are made."""
-        copier: Any = self.state._copier
-        copier.wait()
+        wait_for_last_commit(self.state)
 
     def digest(self) -> dict[str, Any]:
         """Return what must be the same before and after a change of the world."""

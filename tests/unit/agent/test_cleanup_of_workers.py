@@ -94,8 +94,8 @@ async def stopping(
     worker, tracker, memory = int(found[1]), int(found[2]), Path("/dev/shm") / found[3]
     assert memory.exists()
     commands = {tracker: [b""]} if getattr(request, "param", "") == "loading" else {}
-    command_line = processes._command_line
-    monkeypatch.setattr(processes, "_command_line", lambda pid: commands.get(pid) or command_line(pid))
+    command_line = processes.read_command_line
+    monkeypatch.setattr(processes, "read_command_line", lambda pid: commands.get(pid) or command_line(pid))
     stopping = Stopping(asyncio.create_task(workers.stop(0.0)), tracker, memory, gate, commands)
     monkeypatch.setattr(loop, "time", lambda: time.monotonic() + stopping.ahead)
     await until(lambda: not Path(f"/proc/{worker}").exists())

@@ -135,7 +135,7 @@ async def test_a_process_that_executes_another_program_goes_on() -> None:
 
 
 async def test_a_process_whose_main_thread_ends_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fast_exit, "_POLL_DELAYS", (0.0, 0.01))
+    monkeypatch.setattr(fast_exit, "POLL_DELAYS", (0.0, 0.01))
     thread = "threading.Thread(target=time.sleep, args=(600,)).start()\n"
     with process(f"{thread}{READS}import ctypes\nctypes.CDLL(None).syscall({EXIT}, 0)") as watched:
         watched.send_line()

@@ -17,7 +17,7 @@ from elasticjob._runtime.agent.start_workers.command import (
     parse_shell_launch,
     with_local_rank,
 )
-from elasticjob._runtime.agent.start_workers.in_workers.launchers import _log_options
+from elasticjob._runtime.agent.start_workers.in_workers.launchers import log_options
 from elasticjob._runtime.agent.start_workers.launches.launch import Launch, receive_streams
 from elasticjob._runtime.agent.start_workers.launches.launcher_commands import may_start_launcher
 from elasticjob._runtime.agent.start_workers.launches.stage_start import rank_command, rank_environment
@@ -122,9 +122,9 @@ def test_the_options_that_a_launcher_hands_over() -> None:
     specs = SimpleNamespace(_root_log_dir="/logs", _redirects={1: 3, 0: 1}, _tee=2, _local_ranks_filter={3, 0})
     config = SimpleNamespace(logs_specs=specs, log_line_prefix_template="x")
     expected = {"log-dir": "/logs", "redirects": "0:1,1:3", "tee": "2", "local-ranks-filter": "0,3"}
-    assert _log_options(config) == {**expected, "log-line-prefix-template": "x"}
+    assert log_options(config) == {**expected, "log-line-prefix-template": "x"}
     own = SimpleNamespace(_root_log_dir="/tmp/torchelastic_x", _redirects=0, _tee=0, _local_ranks_filter=None)
-    assert _log_options(SimpleNamespace(logs_specs=own)) == {}
+    assert log_options(SimpleNamespace(logs_specs=own)) == {}
 
 
 def test_a_launcher_that_has_closed_a_stream_hands_none_over() -> None:

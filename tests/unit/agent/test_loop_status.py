@@ -64,7 +64,7 @@ def sent(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Sent:
         found.append(metrics)
         return "refused" not in metrics
 
-    monkeypatch.setattr(status_sender, "_post", post)
+    monkeypatch.setattr(status_sender, "post", post)
     monkeypatch.setattr(loop_status, "atexit", ModuleTypeWithRegister("atexit"))
     monkeypatch.setattr(trainers, "framework", lambda name: Script(uses=False))
     monkeypatch.setenv("RANK", "0")
@@ -194,7 +194,7 @@ def patched(patch: Any, kind: type, name: str = "") -> Any:
 
 
 def test_steps_that_change_nothing_do_not_count(sent: Sent, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_status, "_status", LoopStatus())
+    monkeypatch.setattr(loop_status, "process_status", LoopStatus())
     optimizer = patched(loop_status.count_accelerate, AcceleratedOptimizer)()
     optimizer.gradient_state.sync_gradients = False
     assert optimizer.step("closure") == "closure"
@@ -207,7 +207,7 @@ def test_steps_that_change_nothing_do_not_count(sent: Sent, monkeypatch: pytest.
 
 
 def test_what_a_framework_gets_and_returns_stays(sent: Sent, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_status, "_status", LoopStatus())
+    monkeypatch.setattr(loop_status, "process_status", LoopStatus())
     accelerator = patched(loop_status.note_accelerate, Accelerator)()
     assert accelerator.log(values={"accuracy": 1}, step=3) == {"accuracy": 1}
     assert accelerator.log(None) is None

@@ -106,7 +106,7 @@ async def test_without_nvidia_smi_gpus_are_not_checked(tmp_path: Path) -> None:
 
 async def test_the_compute_check_runs_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = "print('GPU 3 failed the compute check: uncorrectable memory error')"
-    monkeypatch.setattr(node_health, "_COMPUTE", broken)
+    monkeypatch.setattr(node_health, "COMPUTE_CHECK", broken)
     helper_pids: set[int] = set()
     node = NodeHealth(str(tmp_path), 4, {"PATH": str(tmp_path)}, helper_pids)
     assert await node.find_problem() == HealthProblem("GPU 3 failed the compute check: uncorrectable memory error")

@@ -80,7 +80,7 @@ def test_a_package_that_cannot_be_patched_starts(
 ) -> None:
     monkeypatch.setitem(sitecustomize.PATCHES, "stand_in", ("lightning_world.fail_at_once",))
     no_class = 1
-    sitecustomize._patch("stand_in", module_with(TorchElasticEnvironment=Sealed(no_class)))
+    sitecustomize.apply_patches("stand_in", module_with(TorchElasticEnvironment=Sealed(no_class)))
     assert "stand_in is not patched by lightning_world.fail_at_once" in capsys.readouterr().err
 
 

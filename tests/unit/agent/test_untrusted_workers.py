@@ -49,7 +49,7 @@ def test_only_regular_files_are_read_and_none_is_waited_for(create: Callable[[Pa
 
     def read() -> None:
         results.extend([read_error_file(error_file), script_succeeded(error_file, 1), left_at(error_file, 1)])
-        results.append(hangs._read(error_file, 0))
+        results.append(hangs.read_from(error_file, 0))
 
     thread = threading.Thread(target=read, daemon=True)
     thread.start()
@@ -75,8 +75,8 @@ def connect(progress: WorkerProgress, hello: bytes) -> list[int]:
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(progress.path)
         connection.sendall(hello)
-        peer, _ = progress._listener.accept()
-        progress._handshake(peer)
+        peer, _ = progress.listener.accept()
+        progress.handshake(peer)
         _, descriptors, _, _ = socket.recv_fds(connection, 1, 16)
         return descriptors
 
@@ -104,7 +104,7 @@ HELLO: dict[str, Any] = {"local_rank": 0, "round": str(ROUND)}
 )
 async def test_a_hello_that_is_none_is_refused(progress: WorkerProgress, hello: bytes) -> None:
     assert connect(progress, hello) == []
-    assert progress._ranks == {}
+    assert progress.ranks == {}
 
 
 @pytest.mark.parametrize("fixed", [True, False])
@@ -143,7 +143,7 @@ async def test_any_numbers_in_a_page_are_steps_that_can_be_reported(
     monkeypatch.setattr("elasticjob._runtime.contract.shared_memory.progress_page.has_fixed_size", lambda _: fixed)
     descriptors = connect(progress, json.dumps(HELLO).encode())
     words = open_page(descriptors[0])
-    assert isinstance(progress._ranks[0].words, FilePage) is not fixed
+    assert isinstance(progress.ranks[0].words, FilePage) is not fixed
     for word in PageWord:
         if word not in (PageWord.LIMIT, PageWord.DEADLINE, PageWord.TEXT_VERSION):
             words[word] = (1 << 63) - 1
@@ -172,7 +172,7 @@ async def main():
     with socket.socket(socket.AF_UNIX) as worker:
         worker.connect(progress.path)
         worker.sendall(json.dumps({{"local_rank": 0, "round": "1.0.1"}}).encode())
-        while not progress._ranks:
+        while not progress.ranks:
             await asyncio.sleep(0.01)
         _, (page, *_), _, _ = socket.recv_fds(worker, 1, 16)
         try:
@@ -213,7 +213,7 @@ def test_a_state_that_a_script_has_overwritten_is_not_saved(content: bytes, json
 def test_a_shim_that_relays_a_number_that_is_no_signal_breaks_nothing(number: int) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True) as process:
         for group in (True, False):
-            shim_server._send_signal(process.pid, number, group=group)
+            shim_server.send_signal(process.pid, number, group=group)
         assert process.poll() is None
         process.kill()
 

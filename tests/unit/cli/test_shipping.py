@@ -89,7 +89,7 @@ def test_an_archive_over_the_limit_names_the_biggest_files(tmp_path: Path) -> No
 
 def test_a_folder_over_the_limit_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archives, "MAX_UNPACKED", 5)
-    monkeypatch.setattr(archives, "_read_file", lambda _path: pytest.fail("read"))
+    monkeypatch.setattr(archives, "read_file", lambda _path: pytest.fail("read"))
     with pytest.raises(SubmitError, match=r"has 9 bytes, and at most 5 bytes .* a\.py \(9 bytes\)"):
         pack_folder(write(tmp_path, {"a.py": "123456789"}))
     monkeypatch.setattr(archives, "MAX_FILES", 1)

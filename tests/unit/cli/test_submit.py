@@ -202,7 +202,7 @@ def interrupts(monkeypatch: pytest.MonkeyPatch, answers: list[str], *, terminal:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(follow._Following, "step", interrupted)
+    monkeypatch.setattr(follow.Following, "step", interrupted)
     monkeypatch.setattr(submit, "has_terminal", lambda: terminal)
     monkeypatch.setattr(submit, "ask_user", lambda _question: answers.pop(0))
 

@@ -161,7 +161,7 @@ def test_an_error_is_not_kept_and_values_are_bounded() -> None:
     assert recent.get("a", 60.0, lambda: "yes") == "yes"
     for number in range(MOST_VALUES + 5):
         recent.get(number, 60.0, lambda: "yes")
-    assert len(recent._values) == MOST_VALUES
+    assert len(recent.values) == MOST_VALUES
 
 
 def test_no_file_of_the_page_writes_html_or_names_another_host() -> None:

@@ -61,4 +61,4 @@ def test_callbacks_of_the_round_stay_as_they_are_and_are_released() -> None:
         callback.count()
         attributes.begin_round([callback], "")
         assert callback.steps == 1
-    assert len(attributes._first) <= 2
+    assert len(attributes.first_values) <= 2

@@ -120,11 +120,11 @@ def test_an_interruption_is_not_raised_within_the_end_of_armed(
     end: Any = SimpleNamespace(f_code=Interrupter.armed.__wrapped__.__code__)  # type: ignore[attr-defined]
     elsewhere: Any = SimpleNamespace(f_code=compile("", "", "exec"))
     with interrupter.armed():
-        interrupter._interrupted.set()
-        interrupter._raise(0, end)  # an exception there would leave the interrupter armed
+        interrupter.interruption_event.set()
+        interrupter.handle_signal(0, end)  # an exception there would leave the interrupter armed
         assert again == [INTERRUPT_SIGNAL]
         with pytest.raises(RankShouldRestart):
-            interrupter._raise(0, elsewhere)
+            interrupter.handle_signal(0, elsewhere)
 
 
 def test_logging_is_set_up_only_for_programs_without_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +135,7 @@ def test_logging_is_set_up_only_for_programs_without_handlers(monkeypatch: pytes
         assert LOGGER.level == 10
     monkeypatch.setattr(LOGGER, "propagate", False)
     with LogSetup(1) as setup:
-        assert LOGGER.handlers == [setup._handler]
+        assert LOGGER.handlers == [setup.handler]
     assert (LOGGER.handlers, LOGGER.level) == ([], level)
     monkeypatch.setenv("ELASTICJOB_INPROCESS_LOG_LEVEL", "loud")
     with pytest.raises(ValueError, match="ELASTICJOB_INPROCESS_LOG_LEVEL=LOUD: write DEBUG, INFO, WARNING"):

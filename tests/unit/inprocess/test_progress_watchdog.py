@@ -70,9 +70,9 @@ def test_after_a_ping_only_pings_are_progress_until_the_reset() -> None:
 def test_a_pending_call_that_runs_after_a_ping_is_no_progress() -> None:
     watchdog = ProgressWatchdog(lambda: None, timedelta(seconds=1))
     watchdog.ping()
-    last = watchdog._last
-    watchdog._run_pending_call(None)
-    assert watchdog._last == last
+    last = watchdog.last_progress
+    watchdog.run_pending_call(None)
+    assert watchdog.last_progress == last
 
 
 def test_a_ping_in_an_automatic_tick_counts() -> None:
@@ -89,4 +89,4 @@ def test_its_end_leaves_no_thread_and_no_pending_call() -> None:
     with running() as watchdog:
         pass
     assert threading.active_count() == before
-    assert not watchdog._pending
+    assert not watchdog.pending

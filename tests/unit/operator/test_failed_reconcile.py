@@ -117,7 +117,7 @@ async def test_a_failure_after_the_status_write_does_not_make_the_condition_alte
 
     shown = list[Raw]()
     with monkeypatch.context() as patch:
-        patch.setattr(Controller, "_run_actions", act)
+        patch.setattr(Controller, "run_actions", act)
         for _ in range(3):
             with pytest.raises(RuntimeError):
                 await cluster.controller.reconcile(BROKEN)
@@ -170,7 +170,7 @@ async def test_a_status_that_is_written_before_the_failure_does_not_enqueue_the_
     async def act(*_: object) -> None:
         raise RuntimeError("no manifest")
 
-    monkeypatch.setattr(Controller, "_run_actions", act)
+    monkeypatch.setattr(Controller, "run_actions", act)
     cluster.enqueued.clear()
     with pytest.raises(RuntimeError):
         await cluster.controller.reconcile(BROKEN)

@@ -236,7 +236,7 @@ async def test_no_response_is_unclear(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_a_separate_client_has_no_rate_limit_no_retries_and_a_timeout_of_its_own(server: Pair) -> None:
     fake, api = server
-    api._limit = RateLimit(0.01, 1)
+    api.limit = RateLimit(0.01, 1)
     busy = [asyncio.create_task(api.get(PODS, "ns", f"p-{i}")) for i in range(50)]
     separate = api.separate(timeout=0.2)
     try:
@@ -281,7 +281,7 @@ async def test_aiohttp_reads_the_environment_only_for_a_proxy(
     monkeypatch.setattr(kube_client, "retry_delay", lambda attempt, retry_after: 0.0)
     with pytest.raises(Unclear):
         await api.get(PODS, "ns", "p")
-    assert api._api.rest_client.pool_manager.trust_env is trusted
+    assert api.api.rest_client.pool_manager.trust_env is trusted
     await api.close()
 
 
@@ -298,7 +298,7 @@ async def test_the_lease_is_renewed_while_a_large_job_uses_all_connections(serve
             for _ in range(kube_client.AT_ONCE):
                 await fake.hung.acquire()
             fake.hang = False
-            assert await lease_thread.run(operator._election(0).try_acquire())
+            assert await lease_thread.run(operator.new_election(0).try_acquire())
     finally:
         await lease_thread.run(operator.lease_api.close())
         await lease_thread.close()
@@ -335,7 +335,7 @@ async def test_requests_in_the_background_leave_half_of_the_burst_to_the_others(
 ) -> None:
     now = [100.0]
     fake, api = server
-    api._limit = limit = RateLimit(10.0, 6, clock=lambda: now[0])
+    api.limit = limit = RateLimit(10.0, 6, clock=lambda: now[0])
 
     async def sleep(seconds: float) -> None:
         now[0] += seconds

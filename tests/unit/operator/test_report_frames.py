@@ -267,7 +267,7 @@ class HeldThread:
 @pytest.fixture
 def thread(monkeypatch: pytest.MonkeyPatch) -> HeldThread:
     thread = HeldThread()
-    monkeypatch.setattr(report_frames, "_decode_in_thread", thread.decode)
+    monkeypatch.setattr(report_frames, "decode_in_thread", thread.decode)
     return thread
 
 

@@ -47,8 +47,8 @@ class Process:
         self.lease_thread = LoopThread("lease")
         self.operator = Operator(settings, self.api, self.api, self.api, self.lease_thread, self.stop)
         self.elections: list[Election] = []
-        make = self.operator._election
-        monkeypatch.setattr(self.operator, "_election", lambda term: self._quick(make(term)))
+        make = self.operator.new_election
+        monkeypatch.setattr(self.operator, "new_election", lambda term: self._quick(make(term)))
         monkeypatch.setattr(lease, "RENEW_EVERY", 0.05)
         monkeypatch.setattr(Watches, "run", self._watch)
         for call in ("get", "update"):

@@ -40,5 +40,5 @@ def test_a_change_does_not_copy_everything() -> None:
     mappings = [PersistentMap({n: n for n in range(count)}, {})]
     for n in range(count):
         mappings.append(mappings[-1].put(n, -n))
-        assert len(mappings[-1]._changes) <= persistent_map.MAX_CHANGES
-    assert len({id(mapping._base) for mapping in mappings}) <= 10
+        assert len(mappings[-1].changes) <= persistent_map.MAX_CHANGES
+    assert len({id(mapping.base) for mapping in mappings}) <= 10

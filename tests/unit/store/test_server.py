@@ -161,7 +161,7 @@ async def test_a_request_that_arrives_in_pieces_is_served(start: Start) -> None:
         await good.num_keys()
     writer.write(request[20:])
     assert await asyncio.wait_for(reader.readexactly(8), 10) == wire.i64(1)
-    assert all(client._timer is None for client in server.clients)
+    assert all(client.timer is None for client in server.clients)
     writer.close()
     good.close()
 
@@ -230,7 +230,7 @@ async def test_a_slow_reader_gets_every_answer_once_it_reads(start: Start, waits
         while not server.slow_readers:
             await good.add("n", 1)
         (client,) = server.slow_readers
-        assert client._transport.get_write_buffer_size() < 2_000_000
+        assert client.transport.get_write_buffer_size() < 2_000_000
         reader, writer = await asyncio.open_connection(sock=sock)
         assert len(await asyncio.wait_for(reader.readexactly(30 * size), 20)) == 30 * size
         writer.close()
@@ -351,12 +351,12 @@ async def test_a_client_that_disconnects_during_a_wait_leaves_nothing_behind(sta
     one = await StoreClient.connect("127.0.0.1", port)
     waiting = asyncio.ensure_future(one.wait(["never"]))
     two = await StoreClient.connect("127.0.0.1", port)
-    while not server.storage._waiters:
+    while not server.storage.waiters:
         await two.num_keys()
     one.close()
     with pytest.raises(ConnectionError):
         await waiting
-    while server.storage._waiters:
+    while server.storage.waiters:
         await two.num_keys()
     assert (len(server.clients), server.storage.used) == (1, 0)
     two.close()

@@ -69,7 +69,7 @@ def test_the_keys_that_all_ranks_read_are_decoded_once() -> None:
 
 
 def test_what_is_kept_of_requests_is_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader_module, "_KNOWN_BYTES", 1000)
+    monkeypatch.setattr(reader_module, "KNOWN_BYTES", 1000)
     known = KnownRequests()
     reader = RequestReader(Limits(), known)
     sent = [wire.request(Op.GET, [b"/key/%d" % number]) for number in range(1000)]
@@ -95,7 +95,7 @@ def test_a_long_list_in_small_pieces_is_decoded_once() -> None:
     data = wire.request(Op.WAIT, keys)
     reader = RequestReader(Limits())
     decoded = 0
-    reader._sized, real = (lambda *a: count(*a)), reader._sized  # type: ignore[method-assign]
+    reader.sized, real = (lambda *a: count(*a)), reader.sized  # type: ignore[method-assign]
 
     def count(at: int, limit: int, field: str) -> tuple[bytes, int]:
         nonlocal decoded

@@ -161,7 +161,7 @@ def test_only_a_trainer_that_saves_gets_the_callback(
     monkeypatch.setattr(plain_lightning, "uses_elasticjob", lambda: False)
     assert plain_lightning.add_lightning_stop(trainer, package, lambda *_: None) is (folder is not None)
     assert len(trainer.callbacks) == 1 + (folder is not None)
-    assert folder is None or trainer.callbacks[0]._folder == folder
+    assert folder is None or trainer.callbacks[0].folder == folder
 
 
 def test_a_list_that_cannot_be_written_does_not_end_the_training(
@@ -171,6 +171,6 @@ def test_a_list_that_cannot_be_written_does_not_end_the_training(
     stop = plain_lightning.LightningStop(str(tmp_path / "file" / "folder"), lambda *_: None)
     stop.begin(1, goes_on=True)
     trainer = SimpleNamespace(is_global_zero=True, global_step=3, world_size=1)
-    stop._trainer = trainer
+    stop.trainer = trainer
     stop.note(trainer, "a.ckpt")
     assert "does not go on from a.ckpt" in capsys.readouterr().err

@@ -53,7 +53,7 @@ def test_each_training_of_a_script_goes_on_from_its_own_checkpoints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
-    monkeypatch.setattr(plain_trainer, "_trainings", 0)
+    monkeypatch.setattr(plain_trainer, "begun_trainings", 0)
     for step, mark in ((9, "job training 1\n"), (5, "job training 2\n"), (8, "other training 2\n")):
         folder = tmp_path / f"checkpoint-{step}"
         folder.mkdir()

@@ -241,7 +241,7 @@ def fails() -> None:
 def connected(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> Agent:
     """The agent to which the first call of a restartable function connects. Another connection is an error."""
     monkeypatch.setattr(AgentChannel, "open", iter([agent.channel]).__next__)
-    monkeypatch.setattr(restartable, "_called", False)
+    monkeypatch.setattr(restartable, "has_been_called", False)
     return agent
 
 

@@ -124,7 +124,7 @@ def test_a_gpu_that_does_not_answer_keeps_no_process(
             ended.set()
         return None
 
-    monkeypatch.setattr(warm_up_module, "_gpu", lambda: torch.device("cpu"))
+    monkeypatch.setattr(warm_up_module, "gpu_of_process", lambda: torch.device("cpu"))
     monkeypatch.setattr(warm_up_module, "reduce_gradients", reduce_late)
     monkeypatch.setattr(warm_up_module, "GPU_TIMEOUT", 0.05)
     assert not warm_up()
@@ -151,7 +151,7 @@ def test_a_gpu_that_fails_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: p
             raise RuntimeError("CUDA error: out of memory")
         reduce_gradients(network, device, group)
 
-    monkeypatch.setattr(warm_up_module, "_gpu", lambda: torch.device("cpu"))
+    monkeypatch.setattr(warm_up_module, "gpu_of_process", lambda: torch.device("cpu"))
     monkeypatch.setattr(warm_up_module, "reduce_gradients", fails_on_gpu)
     assert warm_up()
     assert "will take longer: CUDA error: out of memory" in capsys.readouterr().err

@@ -118,9 +118,9 @@ def _helpers_in(group: set[int], number: signal.Signals) -> set[int]:
         if _runs_python(parent):
             helpers |= group & descendants(parent)
             continue
-        command = _command_line(parent)
+        command = read_command_line(parent)
         for child in _children(parent):
-            own = _command_line(child)
+            own = read_command_line(child)
             if own == command or any(word.startswith(b"from multiprocessing.") for word in own):
                 helpers.add(child)
     return helpers
@@ -201,7 +201,7 @@ def cleaners(pids: Iterable[int]) -> tuple[set[int], set[int]]:
     A cleaner removes what other processes leave in shared memory once these have ended. While the kernel loads the
     program of a new process, /proc does not show yet whether that will be a cleaner.
     """
-    commands = {pid: _command_line(pid) for pid in pids}
+    commands = {pid: read_command_line(pid) for pid in pids}
     known = {pid for pid, command in commands.items() if _is_cleaner(command)}
     return known, {pid for pid, command in commands.items() if _is_loading(pid, command)}
 
@@ -299,7 +299,7 @@ def _is_loading(pid: int, command: list[bytes]) -> bool:
     return bool(stat) and not _ended(stat) and not int(stat[_FLAGS]) & _PF_EXITING
 
 
-def _command_line(pid: int) -> list[bytes]:
+def read_command_line(pid: int) -> list[bytes]:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:

@@ -94,7 +94,7 @@ class CoordinatorClient:
         self._join_timeout = join_timeout
         self._on_link_change = on_link_change
         self._jitter = jitter
-        self._link: ControlLink | None = None
+        self.link: ControlLink | None = None
         """The link to an active store."""
         self._waiting: ControlLink | None = None
         """The link to a passive standby store."""
@@ -110,19 +110,19 @@ class CoordinatorClient:
 
     def send(self, message: AgentToCoordinator) -> None:
         """Send a message if there is a link. If there is none, the next greeting carries the agent's state."""
-        link = self._link or self._waiting
+        link = self.link or self._waiting
         if link is not None:
             link.send(message)
 
     def knows(self, message: AgentToCoordinator) -> bool:
         """Return whether the store knows messages of this type; true without a link, because the next one may."""
-        link = self._link or self._waiting
+        link = self.link or self._waiting
         return link is None or is_known(message, link.protocol)
 
     def greet_again(self) -> None:
         """Announce the agent once more over the link that it has, if any: the store answers with what it knows."""
-        if self._link is not None:
-            self._greet(self._link)
+        if self.link is not None:
+            self._greet(self.link)
 
     async def run(self) -> None:
         """Stay connected until cancelled. NoCoordinatorError: the join timeout is over; the message has the reason."""
@@ -249,15 +249,15 @@ class CoordinatorClient:
             log.info("connected to store %d", self._newest)
             if not link.welcome.passive:  # else the agent has announced itself already
                 self._greet(link)
-            self._link = link
+            self.link = link
             self._on_link_change(link)
             await self._receive_messages(link)
         except LinkError as error:
             log.info("the connection to the store failed: %s", error)
         finally:
             link.close()
-            if self._link is not None:
-                self._link = None
+            if self.link is not None:
+                self.link = None
                 self._store_vanished = link.lost_by_keep_alive
                 self._on_link_change(None)
 

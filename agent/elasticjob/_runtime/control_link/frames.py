@@ -59,7 +59,7 @@ class Mac(Protocol):
     def digest(self) -> bytes: ...
 
 
-def _blake2b(key: bytes) -> Mac:
+def blake2b_mac(key: bytes) -> Mac:
     return hashlib.blake2b(key=key, digest_size=TAG_SIZE)
 
 
@@ -67,7 +67,7 @@ def _hmac_sha256(key: bytes) -> Mac:
     return hmac.new(key, digestmod="sha256")
 
 
-def _works(new_mac: Callable[[bytes], Mac]) -> bool:
+def is_available(new_mac: Callable[[bytes], Mac]) -> bool:
     try:
         new_mac(b"key")
     except (AttributeError, ValueError):
@@ -75,8 +75,8 @@ def _works(new_mac: Callable[[bytes], Mac]) -> bool:
     return True
 
 
-_CONSTRUCTORS = {"blake2b": _blake2b, "hmac-sha256": _hmac_sha256}
-MACS = tuple(name for name, new_mac in _CONSTRUCTORS.items() if _works(new_mac))
+_CONSTRUCTORS = {"blake2b": blake2b_mac, "hmac-sha256": _hmac_sha256}
+MACS = tuple(name for name, new_mac in _CONSTRUCTORS.items() if is_available(new_mac))
 """Names of the MACs that this Python has, the best first. BLAKE2b takes a third of the time; Python has no BLAKE2b on a
 host that is restricted to the algorithms of FIPS."""
 

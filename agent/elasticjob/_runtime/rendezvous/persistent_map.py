@@ -16,45 +16,45 @@ MAX_CHANGES = 64
 class PersistentMap(Mapping[K, V]):
     """A base dict shared with other maps, and changes to it. The order is a dict's: a changed key keeps its place."""
 
-    __slots__ = ("_base", "_changes")
+    __slots__ = ("base", "changes")
 
     def __init__(self, base: Mapping[K, V], changes: Mapping[K, V]) -> None:
-        self._base = base
-        self._changes = changes
+        self.base = base
+        self.changes = changes
 
     def put(self, key: K, value: V) -> PersistentMap[K, V]:
         """Return a copy with this value.
 
         N calls cost about N * MAX_CHANGES / 2 + N * N / MAX_CHANGES steps; N copies of a dict cost N * N.
         """
-        base = self._merged() if len(self._changes) >= MAX_CHANGES else self._base
-        changes = self._changes if base is self._base else {}
+        base = self._merged() if len(self.changes) >= MAX_CHANGES else self.base
+        changes = self.changes if base is self.base else {}
         return PersistentMap(base, {**changes, key: value})
 
     def _merged(self) -> Mapping[K, V]:
         """Return the contents as one dict. It becomes the base, so that repeated iteration merges once."""
-        if self._changes:
-            self._base, self._changes = {**self._base, **self._changes}, {}
-        return self._base
+        if self.changes:
+            self.base, self.changes = {**self.base, **self.changes}, {}
+        return self.base
 
     def __getitem__(self, key: K) -> V:
-        return self._changes[key] if key in self._changes else self._base[key]
+        return self.changes[key] if key in self.changes else self.base[key]
 
     @overload
     def get(self, key: K, default: None = None, /) -> V | None: ...
     @overload
     def get(self, key: K, default: V | T, /) -> V | T: ...
     def get(self, key: K, default: Any = None, /) -> Any:
-        return self._changes[key] if key in self._changes else self._base.get(key, default)
+        return self.changes[key] if key in self.changes else self.base.get(key, default)
 
     def __contains__(self, key: object) -> bool:
-        return key in self._changes or key in self._base
+        return key in self.changes or key in self.base
 
     def __iter__(self) -> Iterator[K]:
         return iter(self._merged())
 
     def __len__(self) -> int:
-        return len(self._base) + sum(key not in self._base for key in self._changes)
+        return len(self.base) + sum(key not in self.base for key in self.changes)
 
     def keys(self) -> KeysView[K]:
         return self._merged().keys()

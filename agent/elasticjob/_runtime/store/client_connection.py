@@ -32,9 +32,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._server = server
         self._store = server.storage
         self._reader = RequestReader(server.limits, server.known_requests)
-        self._transport: asyncio.Transport
+        self.transport: asyncio.Transport
         self.peer: Peer
-        self._timer: asyncio.TimerHandle | None = None
+        self.timer: asyncio.TimerHandle | None = None
         """Closes the connection. Runs until the first request, during an incomplete request, and for a slow reader."""
         self._served = False
         """Whether the client has sent VALIDATE and is admitted."""
@@ -49,9 +49,9 @@ class ClientConnection(asyncio.BufferedProtocol):
     # ---- callbacks of asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
+        self.transport = cast("asyncio.Transport", transport)
         server, limits = self._server, self._server.limits
-        self.peer = Peer(server.connections, self._transport)
+        self.peer = Peer(server.connections, self.transport)
         self._start_timer(limits.opening_timeout, "silent", "it did not send its first request in time")
         server.clients.add(self)
         server.connections.add(self.peer)
@@ -102,13 +102,13 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def _serve(self) -> None:
         """Serve requests that have arrived, and decide whether to go on reading from the client."""
-        if self._transport.is_closing() or self._waits:
+        if self.transport.is_closing() or self._waits:
             return
         try:
             more = self._serve_some()
         finally:
             self._flush()
-        if self._transport.is_closing():
+        if self.transport.is_closing():
             return
         slow = self in self._server.slow_readers
         self._set_reading(not (more or slow or self._waits))
@@ -128,16 +128,16 @@ class ClientConnection(asyncio.BufferedProtocol):
     def _set_reading(self, on: bool) -> None:
         if on != self._reading:
             self._reading = on
-            (self._transport.resume_reading if on else self._transport.pause_reading)()
+            (self.transport.resume_reading if on else self.transport.pause_reading)()
 
     def _account_pending(self) -> None:
-        pending = 0 if self._transport.is_closing() else self._reader.pending
+        pending = 0 if self.transport.is_closing() else self._reader.pending
         self._store.account(pending - self._held)
         self._held = pending
 
     def _time_incomplete_request(self) -> None:
         # A client that pauses within a request holds memory that others need.
-        if self in self._server.slow_readers or self._transport.is_closing():
+        if self in self._server.slow_readers or self.transport.is_closing():
             return
         self._stop_timer()
         if self._held:
@@ -183,8 +183,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._served = True
         self._stop_timer()
         self.peer.authenticated()
-        self._transport.set_write_buffer_limits(high=self._server.limits.write_buffer)
-        _KEEP_ALIVE.apply(self._transport.get_extra_info("socket"))
+        self.transport.set_write_buffer_limits(high=self._server.limits.write_buffer)
+        _KEEP_ALIVE.apply(self.transport.get_extra_info("socket"))
 
     def admit(self) -> None:
         """Serve the client, whose address is admitted now. It is no longer among those that wait."""
@@ -194,7 +194,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def _flush(self) -> None:
         if answers := self._executor.take():
-            self._transport.write(answers)
+            self.transport.write(answers)
 
     # ---- end of the connection
 
@@ -215,20 +215,20 @@ class ClientConnection(asyncio.BufferedProtocol):
     @property
     def unread(self) -> int:
         """Bytes of answers that the client has not read yet."""
-        return self._transport.get_write_buffer_size()
+        return self.transport.get_write_buffer_size()
 
     def close(self) -> None:
         """Close the connection after all answers have been sent."""
-        self._transport.close()
+        self.transport.close()
 
     def _start_timer(self, seconds: float, reason: str, message: str) -> None:
         self._stop_timer()
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._drop, reason, message)
+        self.timer = asyncio.get_running_loop().call_later(seconds, self._drop, reason, message)
 
     def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
 
     def _release(self) -> None:
         self._stop_timer()

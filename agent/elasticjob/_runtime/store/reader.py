@@ -18,7 +18,7 @@ _REPEATED = frozenset(map(int, (Op.GET, Op.CHECK, Op.WAIT, Op.MULTI_GET)))
 """Operations that many clients send with the same bytes."""
 _LONGEST_KNOWN = 64 * 1024
 """Bytes of the longest request that is kept: 1000 keys and more."""
-_KNOWN_BYTES = 512 * 1024
+KNOWN_BYTES = 512 * 1024
 """Bytes of all requests that are kept, a constant part of a server's memory."""
 
 
@@ -49,7 +49,7 @@ class KnownRequests:
             return
         self._requests[data] = request
         self._size += len(data)
-        while self._size > _KNOWN_BYTES:
+        while self._size > KNOWN_BYTES:
             oldest = next(iter(self._requests))
             del self._requests[oldest]
             self._size -= len(oldest)
@@ -148,12 +148,12 @@ class RequestReader:
         return int(kind.unpack_from(self._buffer, at)[0]), end
 
     def _key(self, at: int) -> tuple[bytes, int]:
-        return self._sized(at, self._limits.key, "key")
+        return self.sized(at, self._limits.key, "key")
 
     def _value(self, at: int) -> tuple[bytes, int]:
-        return self._sized(at, self._limits.value, "value")
+        return self.sized(at, self._limits.value, "value")
 
-    def _sized(self, at: int, limit: int, field: str) -> tuple[bytes, int]:
+    def sized(self, at: int, limit: int, field: str) -> tuple[bytes, int]:
         size, at = self._number(U64, at)
         if size > limit:
             raise WireError(f"{field}-too-long", f"a {field} has {size} bytes; {limit} bytes are allowed")

@@ -71,7 +71,7 @@ class Storage:
     def __init__(self, memory: int, largest: int) -> None:
         self._values: dict[bytes, Value] = {}
         self._queues: dict[bytes, deque[bytes]] = {}
-        self._waiters: dict[bytes, dict[Waiter, None]] = {}
+        self.waiters: dict[bytes, dict[Waiter, None]] = {}
         """By missing key, in the order in which they began to wait."""
         self._memory = memory
         self._largest = largest
@@ -151,16 +151,16 @@ class Storage:
         waiter = Waiter(keys, notify)
         self.account(waiter.cost)
         for key in keys:
-            self._waiters.setdefault(key, {})[waiter] = None
+            self.waiters.setdefault(key, {})[waiter] = None
         return waiter
 
     def cancel(self, waiter: Waiter) -> None:
         """Forget a waiter; it is not notified any more."""
         for key in waiter.keys:
-            waiting = self._waiters.get(key, {})
+            waiting = self.waiters.get(key, {})
             waiting.pop(waiter, None)
             if not waiting:
-                self._waiters.pop(key, None)
+                self.waiters.pop(key, None)
         waiter.keys.clear()
         self._release(waiter)
 
@@ -229,7 +229,7 @@ class Storage:
 
     def _notify_waiters(self, key: bytes, *, one: bool = False) -> None:
         """Remove a key from its waiters, and notify those without missing keys; with `one`, just the first."""
-        waiting = self._waiters.pop(key, None)
+        waiting = self.waiters.pop(key, None)
         if waiting is None:
             return
         for waiter in tuple(waiting):
@@ -242,4 +242,4 @@ class Storage:
                     break
         if waiting:
             # A queue item serves one waiter; the others wait for the next item.
-            self._waiters[key] = waiting
+            self.waiters[key] = waiting

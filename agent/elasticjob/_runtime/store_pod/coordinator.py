@@ -127,7 +127,7 @@ class Coordinator:
         self._unsent.clear()
         if self._report_timer is not None:
             self._report_timer.cancel()
-            self._report_again()
+            self.report_again()
         for timer in (self._timer, self._report_timer, self._progress_timer):
             if timer is not None:
                 timer.cancel()
@@ -295,7 +295,7 @@ class Coordinator:
         report = self._report(now)
         # It costs the same if nothing in it has changed.
         pause = REPORT_SECONDS_PER_AGENT * len(report.nodes)
-        self._report_timer = asyncio.get_running_loop().call_later(pause, self._report_again)
+        self._report_timer = asyncio.get_running_loop().call_later(pause, self.report_again)
         if report == self._last_report or self._waits_for_progress(report, now):
             return
         self._last_report, self._progress_at = report, now + PROGRESS_SECONDS
@@ -316,7 +316,7 @@ class Coordinator:
         self._progress_timer = None
         self._report_change(time.monotonic())
 
-    def _report_again(self) -> None:
+    def report_again(self) -> None:
         self._report_timer = None
         if self._report_waits:
             self._report_waits = False

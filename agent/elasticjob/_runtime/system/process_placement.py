@@ -31,16 +31,16 @@ class ProcessPlacement:
         """Return whether a child of this process can take the placement."""
         own_nice = os.getpriority(os.PRIO_PROCESS, 0)
         is_known = _POLICY.match(self.memory) is not None and platform.machine() in _SET_MEMPOLICY
-        return (is_known or self.memory == _memory_policy("self")) and (self.nice >= own_nice or os.geteuid() == 0)
+        return (is_known or self.memory == memory_policy("self")) and (self.nice >= own_nice or os.geteuid() == 0)
 
     def apply(self) -> None:
         """Give this process the placement; OSError where that fails. Safe between fork and exec."""
         os.sched_setaffinity(0, self.processors)
         os.setpriority(os.PRIO_PROCESS, 0, self.nice)
         found = _POLICY.match(self.memory)
-        if found is None or self.memory == _memory_policy("self"):
+        if found is None or self.memory == memory_policy("self"):
             return
-        nodes = _nodes(found[3] or "")
+        nodes = parse_nodes(found[3] or "")
         mask = (ctypes.c_ulong * (max(nodes, default=0) // 64 + 1))()
         for node in nodes:
             mask[node // 64] |= 1 << node % 64
@@ -53,11 +53,11 @@ class ProcessPlacement:
 def read_placement(pid: int) -> ProcessPlacement:
     """Return the placement of a process; OSError if it has ended."""
     return ProcessPlacement(
-        frozenset(os.sched_getaffinity(pid)), _memory_policy(str(pid)), os.getpriority(os.PRIO_PROCESS, pid)
+        frozenset(os.sched_getaffinity(pid)), memory_policy(str(pid)), os.getpriority(os.PRIO_PROCESS, pid)
     )
 
 
-def _memory_policy(pid: str) -> str:
+def memory_policy(pid: str) -> str:
     """Return the policy of a process's first mapping, which is that of the process."""
     try:
         line = Path(f"/proc/{pid}/numa_maps").read_text(errors="replace").partition("\n")[0]
@@ -66,7 +66,7 @@ def _memory_policy(pid: str) -> str:
     return re.split(r" (?:file=|heap|stack|huge|anon=|mapped=)", line.partition(" ")[2], maxsplit=1)[0].strip()
 
 
-def _nodes(text: str) -> list[int]:
+def parse_nodes(text: str) -> list[int]:
     """Return the numbers of a list such as `0,2-3`."""
     found: list[int] = []
     for part in filter(None, text.split(",")):

@@ -75,7 +75,7 @@ class FileCell:
     """
 
     def __init__(self, path: Path, key: str) -> None:
-        self._path = path
+        self.path = path
         self._key = key
 
     def get(self) -> bytes:
@@ -95,7 +95,7 @@ class FileCell:
         return values.get(self._key, "").encode()
 
     def _locked(self, operation: Callable[[int], bytes]) -> bytes:
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             # Not lockf: its locks belong to the process, so two threads would both hold one.
             fcntl.flock(descriptor, fcntl.LOCK_EX)

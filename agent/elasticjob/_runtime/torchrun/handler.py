@@ -73,7 +73,7 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
     ) -> None:
         """`hosted`: the store at `endpoint` if it is a child of this process; it ends with this handler."""
         check_settings(settings)
-        self._settings = settings
+        self.settings = settings
         self.endpoint = endpoint
         self.hosted = hosted
         self.node = NodeDesc(local_addr or socket.getfqdn(), os.getpid(), next(_local_ids))
@@ -81,11 +81,7 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
         """The session with the coordinator, from the first round on until this handler has ended or lost it."""
         self._closed = ""
         """Why the rendezvous is closed, once this handler has learnt of it: it is never open again."""
-        self._stores = RoundStoresOfTorch(self.node.addr, endpoint.read_timeout)
-
-    @property
-    def settings(self) -> RendezvousSettings:
-        return self._settings
+        self.stores = RoundStoresOfTorch(self.node.addr, endpoint.read_timeout)
 
     @property
     def use_agent_store(self) -> bool:
@@ -96,7 +92,7 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
         return BACKEND
 
     def get_run_id(self) -> str:
-        return str(self._settings.run_id)
+        return str(self.settings.run_id)
 
     # ---- joining ---------------------------------------------------------------------------------------------------
 
@@ -123,7 +119,7 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
     def _join(self) -> tuple[StartRound, Any]:
         if self.session is None and self._closed:
             raise RendezvousClosedError(self._closed)
-        port, session = self._stores.serve_next(), self.session
+        port, session = self.stores.serve_next(), self.session
         if session is None:
             session = self._open(port)
         else:
@@ -131,15 +127,15 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
         for attempt in itertools.count(1):
             start = self._wait_for_round(session)
             try:
-                store = self._stores.store_of(start, self.get_run_id())
+                store = self.stores.store_of(start, self.get_run_id())
             except RendezvousConnectionError as error:
                 log.warning("round %s: %s", start.round, error)
                 if attempt == MAX_STORE_ATTEMPTS:
                     raise self._give_up(session, error) from error
-                session.leave_round(self._stores.serve_next(), str(error))
+                session.leave_round(self.stores.serve_next(), str(error))
                 continue
             session.started(start)
-            self._stores.keep_only(start.master_port)
+            self.stores.keep_only(start.master_port)
             return start, store
         raise AssertionError
 
@@ -150,7 +146,7 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
         return RendezvousConnectionError(problem)
 
     def _wait_for_round(self, session: CoordinatorSession) -> StartRound:
-        timeout = self._settings.timeout.join.total_seconds()
+        timeout = self.settings.timeout.join.total_seconds()
         with session.changed:
             start = self._await_start(session, timeout)
             over = session.termination is not None or bool(session.closed)
@@ -276,7 +272,7 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
         """
         error = sys.exc_info()[1]
         try:
-            self._close(type(error).__name__ if error is not None else "")
+            self.close_rendezvous(type(error).__name__ if error is not None else "")
             self._record_close("shutdown")
         except RendezvousError as problem:
             message = f"The agent '{self.node}' failed to shut down '{self.get_run_id()}': {problem}"
@@ -288,12 +284,12 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
             raise
         finally:
             self.end_session()
-            self._stores.clear()
+            self.stores.clear()
             if self.hosted is not None:
                 self.hosted.close()
         return True
 
-    def _close(self, failure: str) -> None:
+    def close_rendezvous(self, failure: str) -> None:
         """Close the rendezvous and leave it. `failure`: the error that ends this node; empty without one."""
         why = f"the agent {self.node} {f'failed ({failure}) and ' if failure else ''}closed the rendezvous"
         session = self.session
@@ -308,7 +304,7 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
     def _close_without_joining(self, why: str) -> None:
         """Close the rendezvous although this process has not joined it; return at once if it is closed."""
         if not self._closed:
-            timeout = self._settings.timeout
+            timeout = self.settings.timeout
             self._closed = self._ask(
                 Close(why),
                 connect_timeout=timeout.heartbeat.total_seconds(),
@@ -321,8 +317,8 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
 
     def _await_close(self, session: CoordinatorSession, *, ends_round: bool = False) -> None:
         """Wait until the rendezvous is closed; with `ends_round`, until the coordinator has also ended the round."""
-        deadline = time.monotonic() + self._settings.timeout.close.total_seconds()
-        heartbeat = self._settings.timeout.heartbeat.total_seconds()
+        deadline = time.monotonic() + self.settings.timeout.close.total_seconds()
+        heartbeat = self.settings.timeout.heartbeat.total_seconds()
         with session.changed:
             while not (session.termination or (session.closed and (session.round_ending or not ends_round))):
                 now = time.monotonic()
@@ -352,7 +348,7 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
 
     def _dial(self) -> Callable[[], Awaitable[ControlLink]]:
         """Return a function that opens a link. It must not refer to the handler, see `_open`."""
-        settings, endpoint, run_id = self._settings, self.endpoint, self.get_run_id()
+        settings, endpoint, run_id = self.settings, self.endpoint, self.get_run_id()
         keep_alive = KeepAlive(settings.keep_alive_interval.total_seconds(), settings.keep_alive_max_attempt)
         return lambda: endpoint.dial(run_id, keep_alive)
 

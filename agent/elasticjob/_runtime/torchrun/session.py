@@ -85,23 +85,23 @@ class CoordinatorSession:
         self._closing = ""
         self._dial = dial
         self._state = AgentState(announcement=announcement, stop_grace=0.0, launcher_ready=True)
-        self._node = CoordinatorClient(
+        self.client = CoordinatorClient(
             self._connect,
-            self._greeting,
-            self._receive,
+            self.greeting,
+            self.receive,
             had_round=lambda: self._state.assignment is not None,
             join_timeout=connect_timeout,
         )
         self._loop = asyncio.new_event_loop()
         self._loop.set_default_executor(DaemonExecutor())
-        self._thread = threading.Thread(target=self._run, name=f"elasticjob-{announcement.pod}", daemon=True)
-        self._thread.start()
+        self.thread = threading.Thread(target=self._run, name=f"elasticjob-{announcement.pod}", daemon=True)
+        self.thread.start()
 
     # ---- called from the caller's thread ---------------------------------------------------------------------------
 
     def started(self, start: StartRound) -> None:
         """Report that the caller starts the workers of the round."""
-        self._schedule(self._dispatch, events.WorkersLaunched(start.round))
+        self.schedule(self._dispatch, events.WorkersLaunched(start.round))
 
     def leave_round(self, store_port: int, why: str) -> None:
         """Report that no worker of the last round is left. Return once `start` is no longer that round.
@@ -110,16 +110,16 @@ class CoordinatorSession:
         reported if the coordinator has not ended the round.
         """
         done = threading.Event()
-        if self._schedule(self._leave_round, store_port, why, done):
+        if self.schedule(self._leave_round, store_port, why, done):
             done.wait(CLOSE_TIMEOUT)
 
     def withdraw(self) -> None:
         """Withdraw the join. `termination` is set once the coordinator has confirmed it."""
-        self._schedule(self._dispatch, events.SignalReceived("JoinTimeout"))
+        self.schedule(self._dispatch, events.SignalReceived("JoinTimeout"))
 
     def close_rendezvous(self, why: str) -> None:
         """Ask the coordinator to close the rendezvous. `closed` is set once it has."""
-        self._schedule(self._close_rendezvous, why)
+        self.schedule(self._close_rendezvous, why)
 
     def shut_down(self, why: str, failure: str) -> None:
         """Close the rendezvous for good: no worker of this node is left, and it joins no further round.
@@ -127,15 +127,15 @@ class CoordinatorSession:
         `failure`: why its workers did not succeed; the coordinator then ends the round. Empty if they succeeded: the
         other nodes continue without this one.
         """
-        self._schedule(self._shut_down, why, failure)
+        self.schedule(self._shut_down, why, failure)
 
     def close(self) -> None:
         """Close the link and end the thread. Messages that wait to be sent are sent first."""
-        self._schedule(self._cancel)
-        if threading.current_thread() is not self._thread:
-            self._thread.join(CLOSE_TIMEOUT)
+        self.schedule(self._cancel)
+        if threading.current_thread() is not self.thread:
+            self.thread.join(CLOSE_TIMEOUT)
 
-    def _schedule(self, call: Callable[..., object], *args: object) -> bool:
+    def schedule(self, call: Callable[..., object], *args: object) -> bool:
         """Run `call` in the session's thread. Return False if the thread has ended."""
         try:
             self._loop.call_soon_threadsafe(call, *args)
@@ -147,7 +147,7 @@ class CoordinatorSession:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        self._task = self._loop.create_task(self._node.run())
+        self._task = self._loop.create_task(self.client.run())
         call_on_error(self._loop, self._fail)
         try:
             self._loop.run_until_complete(self._task)
@@ -189,11 +189,11 @@ class CoordinatorSession:
             self.down_since = None
         return link
 
-    def _greeting(self) -> list[AgentToCoordinator]:
+    def greeting(self) -> list[AgentToCoordinator]:
         closing = self._closing or self.closed
         return [*machine.greeting(self._state), *([Close(closing)] if closing else [])]
 
-    def _receive(self, message: CoordinatorToAgent) -> None:
+    def receive(self, message: CoordinatorToAgent) -> None:
         with self.changed:
             self.messages_received += 1
             if isinstance(message, Closed):
@@ -233,7 +233,7 @@ class CoordinatorSession:
 
     def _close_rendezvous(self, why: str) -> None:
         self._closing = why
-        self._node.send(Close(why))
+        self.client.send(Close(why))
 
     def _dispatch(self, event: AgentEvent) -> None:
         with self.changed:
@@ -246,7 +246,7 @@ class CoordinatorSession:
     def _execute(self, effect: Effect) -> None:
         match effect:
             case Send(message):
-                self._node.send(message)
+                self.client.send(message)
             case LaunchWorkers(start):
                 self.start, self.must_stop, self.round_ending, self.redundant = start, False, False, False
             case HoldWorkers(round_id):

@@ -130,7 +130,7 @@ class HostedStore:
                 Env.LISTEN_FD: str(listener.fileno()),
                 Env.PARENT_FD: str(parent_fd),
             }
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [*program(), "store"],
                 env={name: value for name, value in environ.items() if name not in _NOT_INHERITED},
                 stdin=subprocess.DEVNULL,
@@ -138,7 +138,7 @@ class HostedStore:
                 start_new_session=True,
             )
             os.close(parent_fd)
-        self.close = weakref.finalize(self, _terminate, self._process, own_end)
+        self.close = weakref.finalize(self, _terminate, self.process, own_end)
 
 
 def host_store(
@@ -172,7 +172,7 @@ _NOT_INHERITED = (Env.STATE_DIR, Env.STORE_INCARNATION, Env.EXECUTION_ATTEMPT)
 
 _BACKLOG = 4096
 """Connections that wait until the store accepts them."""
-_END_TIMEOUT = 5.0
+END_TIMEOUT = 5.0
 """Seconds that a hosted store has to end."""
 
 
@@ -181,7 +181,7 @@ def _terminate(process: subprocess.Popen[bytes], own_end: int) -> None:
     os.close(own_end)
     process.terminate()
     try:
-        process.wait(_END_TIMEOUT)
+        process.wait(END_TIMEOUT)
     except subprocess.TimeoutExpired:  # a child of this process may hold the pipe
         process.kill()
         process.wait()

@@ -49,7 +49,7 @@ def pack_folder(root: Path) -> CodeArchive:
         raise SubmitError(f"{root} has more than {MAX_FILES} files: choose a smaller folder with --code")
     if (size := sum(size for _, size in found)) > MAX_UNPACKED:
         raise SubmitError(_too_large(root, size, MAX_UNPACKED, "", [(size, path) for path, size in found]))
-    files = [(path, _read_file(root / path), os.access(root / path, os.X_OK)) for path, _ in found]
+    files = [(path, read_file(root / path), os.access(root / path, os.X_OK)) for path, _ in found]
     return pack_files(files, str(root))
 
 
@@ -115,7 +115,7 @@ def _read_text(path: Path) -> str:
         raise SubmitError(f"{path}: {error}") from None
 
 
-def _read_file(path: Path) -> bytes:
+def read_file(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:

@@ -33,7 +33,7 @@ class RecentValues:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._values: dict[object, _Value] = {}
+        self.values: dict[object, _Value] = {}
         self._lock = threading.Lock()
 
     def get(self, key: object, seconds: float, read: Callable[[], T], wait: float = WAIT_SECONDS) -> T:
@@ -42,10 +42,10 @@ class RecentValues:
         BusyError: another thread has been reading it for `wait` seconds.
         """
         with self._lock:
-            value = self._values.pop(key, None) or _Value()
-            self._values[key] = value  # the newest key is the last one
-            while len(self._values) > MOST_VALUES:
-                del self._values[next(iter(self._values))]
+            value = self.values.pop(key, None) or _Value()
+            self.values[key] = value  # the newest key is the last one
+            while len(self.values) > MOST_VALUES:
+                del self.values[next(iter(self.values))]
         if not value.lock.acquire(timeout=wait):
             raise BusyError(f"the API server has not answered for {wait:g} s")
         try:

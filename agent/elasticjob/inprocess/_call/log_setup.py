@@ -21,20 +21,20 @@ class LogSetup:
         if level and not isinstance(logging.getLevelName(level), int):
             raise ValueError(f"{LEVEL_VARIABLE}={level}: write DEBUG, INFO, WARNING, ERROR or CRITICAL")
         self._level = LOGGER.level
-        self._handler: logging.Handler | None = None
+        self.handler: logging.Handler | None = None
         if not LOGGER.hasHandlers():
-            self._handler = logging.StreamHandler(sys.stderr)
-            self._handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s [rank {rank}] %(message)s"))
-            LOGGER.addHandler(self._handler)
+            self.handler = logging.StreamHandler(sys.stderr)
+            self.handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s [rank {rank}] %(message)s"))
+            LOGGER.addHandler(self.handler)
         if level:
             LOGGER.setLevel(level)
 
     def close(self) -> None:
         """Take down what was set up."""
         LOGGER.setLevel(self._level)
-        if self._handler is not None:
-            LOGGER.removeHandler(self._handler)
-            self._handler = None
+        if self.handler is not None:
+            LOGGER.removeHandler(self.handler)
+            self.handler = None
 
     def __enter__(self) -> LogSetup:
         return self

@@ -55,7 +55,7 @@ PEER_TIMEOUT = 0.1
 reports it within milliseconds; tracebacks of all other ranks would take processor time from that, and hide the cause.
 """
 
-_called = False
+has_been_called = False
 """Whether a restartable function has been called in this process. Only the first call can be made again, because a new
 process begins with it: any other one is an ordinary call."""
 
@@ -109,15 +109,15 @@ def _restartable(function: Callable[P, T], *, spare_process: bool) -> Callable[P
 
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
-        global _called
-        if _called or threading.current_thread() is not threading.main_thread():
+        global has_been_called
+        if has_been_called or threading.current_thread() is not threading.main_thread():
             return function(*args, **kwargs)
         channel = AgentChannel.open()
         if channel is None:
             if progress_channel.is_prestarted():
                 raise Stopped(0)  # the agent has ended
             return function(*args, **kwargs)
-        call, _called = RestartableCall(channel, spare_process=spare_process), True
+        call, has_been_called = RestartableCall(channel, spare_process=spare_process), True
         try:
             result: T = call.run(functools.partial(function, *args, **kwargs))
             return result

@@ -37,7 +37,7 @@ def warm_up() -> bool:
     an optimizer is counted. What fails is only reported, to stderr: the round may not need it. Return False if the GPU
     does not answer: then the process must not wait for it, and the group is gone.
     """
-    gpu = _gpu()
+    gpu = gpu_of_process()
     try:
         backend = "cpu:gloo,cuda:nccl" if gpu is not None and gpu.type == "cuda" else "gloo"
         with _any_world():
@@ -101,7 +101,7 @@ def _abandon(group: Any) -> None:
     dist.destroy_process_group()
 
 
-def _gpu() -> torch.device | None:
+def gpu_of_process() -> torch.device | None:
     """Return the GPU that the script uses; None if it uses none. Another one would get a context, and its memory."""
     if not (torch.cuda.is_initialized() and dist.is_nccl_available()):
         return None

@@ -39,7 +39,7 @@ def serve(port: int) -> int:
     """
     if port in _servers and _servers[port][1].poll() is None:
         return port
-    with _listen(port) as listener:
+    with listen(port) as listener:
         bound = int(listener.getsockname()[1])
         parent, own = os.pipe()
         arguments = [str(listener.fileno()), str(parent)]
@@ -75,7 +75,7 @@ async def _serve(listener: socket.socket, parent: int) -> None:
     await server.close()
 
 
-def _listen(port: int) -> socket.socket:
+def listen(port: int) -> socket.socket:
     """Return a listening socket. A port that is in use is tried again for a while."""
     deadline = time.monotonic() + BIND_TIMEOUT
     while True:

@@ -37,25 +37,25 @@ class Interrupter:
         """`guard`: it decides until when an update of the model counts. There is another one in tests only."""
         self._guard = guard
         self._armed = False
-        self._interrupted = threading.Event()
+        self.interruption_event = threading.Event()
         self._left = threading.Event()
         self._atomic = threading.RLock()
         self._main = threading.main_thread().ident or 0
-        self._previous = signal.signal(INTERRUPT_SIGNAL, self._raise)
+        self._previous = signal.signal(INTERRUPT_SIGNAL, self.handle_signal)
         guard.protect(True)
 
     @property
     def pending(self) -> bool:
         """Whether there was an interruption since the last `reset`."""
-        return self._interrupted.is_set()
+        return self.interruption_event.is_set()
 
     def wait(self, seconds: float) -> bool:
         """Wait and return whether there is an interruption within `seconds`, or was one since the last `reset`."""
-        return self._interrupted.wait(seconds)
+        return self.interruption_event.wait(seconds)
 
     def reset(self) -> None:
         """In any thread: forget the last interruption. The main thread must not be in `armed`."""
-        self._interrupted.clear()
+        self.interruption_event.clear()
         self._guard.reset()
 
     @contextmanager
@@ -103,7 +103,7 @@ class Interrupter:
         is to be broken, because the main thread needs no interruption any more.
         """
         with self._atomic:
-            self._interrupted.set()
+            self.interruption_event.set()
             if not self._armed:
                 return
             if not self._break(break_collectives, await_peers):
@@ -139,7 +139,7 @@ class Interrupter:
     def _signal(self) -> None:
         signal.pthread_kill(self._main, INTERRUPT_SIGNAL)
 
-    def _raise(self, _number: int, frame: FrameType | None) -> None:
+    def handle_signal(self, _number: int, frame: FrameType | None) -> None:
         # In the end of `armed` an exception would leave it armed. The signal comes again if it was not the end.
         if not self._armed or not self.pending or self._guard.may_finish:
             return

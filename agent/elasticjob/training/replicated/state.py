@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, SupportsFloat, SupportsIndex
 
 from elasticjob._runtime.contract.names import PRESTART_ROUND, Env
@@ -389,3 +390,29 @@ class State:
         settings = {"path": self.path, "save_minutes": self._save_minutes, "random": record}
         content = json.dumps({**settings, "frozen": self._frozen.digests(), "tree": packed.json}).encode()
         return PackedState(self._version, content, packed)
+
+
+@dataclass(frozen=True)
+class StateInternals:
+    """What a State consists of. State has no public names for it, because each of them could be a plain value's."""
+
+    live: LiveState
+    copies: NodeCopies
+    background: BackgroundCopy
+    sequence: CommitSequence
+    keep_live: Callable[[], None]
+    """Copies the live objects when the process ends."""
+    end_round: Callable[[], None]
+    """Keeps the state at the last step of a planned end."""
+
+
+def internals(state: State) -> StateInternals:
+    """Return what a State consists of, to watch it or to put another step in its place."""
+    return StateInternals(
+        live=state._live,
+        copies=state._copies,
+        background=state._background,
+        sequence=state._sequence,
+        keep_live=state._keep_live,
+        end_round=state._end_round,
+    )

@@ -278,6 +278,12 @@ def _stored_shard(descriptor: int) -> StoredShard:
     return StoredShard(header.version, content["shard"], content["shards"])
 
 
+def wait_for_last_commit(state: ShardedState) -> None:
+    """Wait until all copies of the last commit exist."""
+    if state._copier is not None:
+        state._copier.wait()
+
+
 _current: weakref.ref[ShardedState] | None = None
 """The ShardedState that planned ends commit: the memory of a rank has room for one."""
 _copier: ShardCopier | None = None

@@ -29,8 +29,8 @@ class NodeCopies:
         self._shared = tuple(shared[:COPIES]) or _own_memory()
         self._written = self._shared if is_writer else _own_memory()
         self._mapped: dict[int, mmap.mmap] = {}
-        self._registered: dict[int, pinned_memory.Registration] = {}
-        weakref.finalize(self, _end_all, self._registered)  # at the end of the process too
+        self.registered: dict[int, pinned_memory.Registration] = {}
+        weakref.finalize(self, _end_all, self.registered)  # at the end of the process too
 
     def newest(self) -> tuple[int, BlockHeader]:
         """Return descriptor and header of the pod's newest copy; the header is ABSENT if there is none."""
@@ -65,13 +65,13 @@ class NodeCopies:
 
     def _register(self, descriptor: int, memory: mmap.mmap) -> None:
         """Register memory with the driver, in which the first copy is complete: the kernel has allocated its pages."""
-        if self.is_writer and descriptor not in self._registered:
+        if self.is_writer and descriptor not in self.registered:
             registration = pinned_memory.register(memory)
             if registration is not None:
-                self._registered[descriptor] = registration
+                self.registered[descriptor] = registration
 
     def _unregister(self, descriptor: int) -> None:
-        registration = self._registered.pop(descriptor, None)
+        registration = self.registered.pop(descriptor, None)
         if registration is not None:
             registration.end()
 

@@ -73,12 +73,12 @@ def write_tensors(tensors: Iterable[tuple[int, Any]], view: mmap.mmap, start: in
             if tensor.numel():
                 devices.add(tensor.device)
                 place = _tensor_at(view, tensor.dtype, tensor.shape, start + offset)
-                place.copy_(tensor.detach(), non_blocking=_can_be_queued(tensor))
+                place.copy_(tensor.detach(), non_blocking=can_be_queued(tensor))
     finally:
         wait_for_copies(devices)
 
 
-def _can_be_queued(tensor: Any) -> bool:
+def can_be_queued(tensor: Any) -> bool:
     """Return whether a GPU may copy the tensor while the host goes on: the host itself would conjugate or negate it."""
     return tensor.device.type == "cuda" and not tensor.is_conj() and not tensor.is_neg()
 

@@ -15,9 +15,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-_HEADER = struct.Struct("=8sqqqq")
+HEADER = struct.Struct("=8sqqqq")
 """Magic, sequence number, step, length of the JSON, size of the block."""
-_MAGIC = b"EJSTATE2"
+MAGIC = b"EJSTATE2"
 _OLD_HEADER = struct.Struct("=8sqqq")
 """The header of elasticjob 0.1.0: magic, step, length of the JSON, size of the block."""
 _OLD_MAGIC = b"EJSTATE1"
@@ -68,7 +68,7 @@ def read_header(descriptor: int) -> BlockHeader:
 
 def read_stored_header(descriptor: int) -> BlockHeader:
     """Return the header of the block in a file; ABSENT if there is no complete block. OSError: it cannot be read."""
-    raw, size = os.pread(descriptor, _HEADER.size, 0), os.fstat(descriptor).st_size
+    raw, size = os.pread(descriptor, HEADER.size, 0), os.fstat(descriptor).st_size
     try:
         found = _parse_header(raw)
     except struct.error:
@@ -149,10 +149,10 @@ def _parse_header(raw: bytes) -> BlockHeader:
     if raw.startswith(_OLD_MAGIC):
         _, step, json_size, size = _OLD_HEADER.unpack(raw[: _OLD_HEADER.size])
         return BlockHeader(OLD_SEQUENCE, step, json_size, size)
-    magic, sequence, step, json_size, size = _HEADER.unpack(raw)
-    return BlockHeader(sequence, step, json_size, size) if magic == _MAGIC else ABSENT
+    magic, sequence, step, json_size, size = HEADER.unpack(raw)
+    return BlockHeader(sequence, step, json_size, size) if magic == MAGIC else ABSENT
 
 
 def _write_header(descriptor: int, header: BlockHeader) -> None:
-    packed = _HEADER.pack(_MAGIC, header.sequence, header.step, header.json_size, header.size)
+    packed = HEADER.pack(MAGIC, header.sequence, header.step, header.json_size, header.size)
     os.pwrite(descriptor, packed, 0)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 LOWEST = 10_000
 ATTEMPTS = 100
-_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 """The ports that the kernel gives to connections, as two numbers."""
 
 
@@ -19,7 +19,7 @@ def listen_below_connections(address: str, backlog: int) -> socket.socket:
     store even, and the store could not start again.
     """
     try:
-        highest = int(_RANGE.read_text().split()[0])
+        highest = int(PORT_RANGE.read_text().split()[0])
     except (OSError, ValueError, IndexError):
         highest = LOWEST
     for _ in range(ATTEMPTS if highest > LOWEST else 0):

@@ -83,7 +83,7 @@ def finish_stage(state: CoordinatorState, now: float) -> RoundDecision | None:
     round_ = state.round
     if round_ is None or state.recovering_until is not None or state.outcome is not None:
         return None
-    stage = _ended_stage(state, round_)
+    stage = ended_stage(state, round_)
     if stage <= state.finished_stages:
         return None
     finished = replace(state, finished_stages=stage)
@@ -102,7 +102,7 @@ def finished_again(state: CoordinatorState, agent_id: str, round_: Round) -> tup
     return (SendToAgent(agent_id, StageFinished(round_.id, state.finished_stages)),)
 
 
-def _ended_stage(state: CoordinatorState, round_: Round) -> int:
+def ended_stage(state: CoordinatorState, round_: Round) -> int:
     """Return the last stage that is over; 0 if none is known to be."""
     ended = [m.ended_stage for m in round_.members.values() if m.state is not MemberState.SUCCEEDED]
     if state.settings.success_policy is SuccessPolicy.ANY:

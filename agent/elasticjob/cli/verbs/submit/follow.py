@@ -32,7 +32,7 @@ def follow_job(cluster: Cluster, output: VerbOutput, name: str, interrupted: Cal
     `interrupted`: called at Ctrl-C; returns the exit code, or None to go on. Lines that are logged meanwhile follow.
     """
     streams = LogStreams(cluster, pods_selector(name, Role.WORKER), lambda _: True, None)
-    following = _Following(cluster, output, name, streams)
+    following = Following(cluster, output, name, streams)
     streams.start()
     try:
         while True:
@@ -46,7 +46,7 @@ def follow_job(cluster: Cluster, output: VerbOutput, name: str, interrupted: Cal
         streams.close()
 
 
-class _Following:
+class Following:
     """A job that is followed."""
 
     def __init__(self, cluster: Cluster, output: VerbOutput, name: str, streams: LogStreams) -> None:

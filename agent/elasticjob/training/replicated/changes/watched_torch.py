@@ -37,12 +37,12 @@ class _Watched:
     """The graphs with an optimizer's step."""
 
 
-_watched = _Watched()
+watched = _Watched()
 
 
 def watch(watcher: Watcher) -> None:
     """Call this object from now on, and no longer an earlier one."""
-    _watched.watcher = weakref.ref(watcher)
+    watched.watcher = weakref.ref(watcher)
     _watch_ddp()
     if torch.cuda.is_available():
         watch_graphs(torch.cuda.CUDAGraph, torch.cuda.is_current_stream_capturing)
@@ -50,7 +50,7 @@ def watch(watcher: Watcher) -> None:
 
 def watch_graphs(graph: Any, is_capturing: Callable[[], bool]) -> None:
     """Watch a class of graphs. `is_capturing` returns whether calls are captured now, and not carried out."""
-    _watched.is_capturing = is_capturing
+    watched.is_capturing = is_capturing
     for name, wrap in (("capture_begin", _capture_begin), ("replay", _replay)):
         method = getattr(graph, name)
         if not hasattr(method, "_elasticjob"):
@@ -62,9 +62,9 @@ def watch_graphs(graph: Any, is_capturing: Callable[[], bool]) -> None:
 def note_captured_step() -> bool:
     """Note an optimizer's step; return whether it is only captured, so that it changes nothing yet."""
     graph = _newest_graph()
-    if graph is None or _watched.is_capturing is None or not _watched.is_capturing():
+    if graph is None or watched.is_capturing is None or not watched.is_capturing():
         return False
-    _watched.with_step.add(graph)
+    watched.with_step.add(graph)
     return True
 
 
@@ -74,17 +74,17 @@ def has_graphs() -> bool:
 
 
 def _newest_graph() -> Any:
-    return _watched.newest_graph() if _watched.newest_graph is not None else None
+    return watched.newest_graph() if watched.newest_graph is not None else None
 
 
 def _watcher() -> Watcher | None:
-    return _watched.watcher() if _watched.watcher is not None else None
+    return watched.watcher() if watched.watcher is not None else None
 
 
 def _capture_begin(method: Any) -> Any:
     @functools.wraps(method)
     def capture_begin(graph: Any, *args: Any, **kwargs: Any) -> Any:
-        _watched.newest_graph = weakref.ref(graph)
+        watched.newest_graph = weakref.ref(graph)
         return method(graph, *args, **kwargs)
 
     return capture_begin
@@ -93,7 +93,7 @@ def _capture_begin(method: Any) -> Any:
 def _replay(method: Any) -> Any:
     @functools.wraps(method)
     def replay(graph: Any, *args: Any, **kwargs: Any) -> Any:
-        if graph in _watched.with_step and (watcher := _watcher()) is not None:
+        if graph in watched.with_step and (watcher := _watcher()) is not None:
             watcher.begin_change()
         return method(graph, *args, **kwargs)
 

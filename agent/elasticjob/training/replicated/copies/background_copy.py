@@ -99,13 +99,13 @@ class LateTensors:
     """The tensors of a packed state that may be copied late, and how they were when the commit began."""
 
     def __init__(self, packed: PackedTree, objects: Mapping[str, Any]) -> None:
-        self._names = _changed_by_optimizers(objects)
+        self.names = _changed_by_optimizers(objects)
         self.tensors: list[tuple[int, Any]] = []
         """(offset, tensor), as in the packed state."""
         self.others: list[tuple[int, Any]] = []
         """Those that must be copied at once."""
         for offset, tensor in packed.tensors:
-            late = tensor.data_ptr() in self._names and _is_late(tensor)
+            late = tensor.data_ptr() in self.names and _is_late(tensor)
             (self.tensors if late else self.others).append((offset, tensor))
         self._seen = [(tensor._version, _sample(tensor)) for _, tensor in self.tensors]
 
@@ -120,7 +120,7 @@ class LateTensors:
             tensor = place[1]
             if tensor._version != version or not torch.equal(_sample(tensor), sample):
                 raise RuntimeError(
-                    f"State.commit(non_blocking=True): {self._names[tensor.data_ptr()]} was changed before it was "
+                    f"State.commit(non_blocking=True): {self.names[tensor.data_ptr()]} was changed before it was "
                     "copied, and not by a step of an optimizer of this State: the commit before this one is kept. "
                     "Write state.commit()"
                 )

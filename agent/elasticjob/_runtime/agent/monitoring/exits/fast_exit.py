@@ -15,7 +15,7 @@ from contextlib import suppress
 from elasticjob._runtime.agent.processes import exit_of
 from elasticjob._runtime.system.robust_mutex import HeldMutex
 
-_POLL_DELAYS = (0.0, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
+POLL_DELAYS = (0.0, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 """Seconds before each check of a process that has released its mutex. Usually all its threads end within a moment. But
 the mutex is also released by a process that executes another program, or whose first thread alone has ended: such a
 process stays, and nothing is reported."""
@@ -46,7 +46,7 @@ class FastExits:
     def _wait(self, pid: int, mutex: HeldMutex) -> None:
         if not mutex.wait(pid):
             return
-        for seconds in _POLL_DELAYS:
+        for seconds in POLL_DELAYS:
             time.sleep(seconds)
             if (code := exit_of(pid)) is not None:
                 with suppress(RuntimeError):  # the event loop is closed: the agent exits

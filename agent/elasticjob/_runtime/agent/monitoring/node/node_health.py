@@ -47,7 +47,7 @@ _NVIDIA_SMI_ERROR = re.compile(
 _FATAL_XID = re.compile(rb"NVRM: Xid \(([^)]*)\): (48|62|64|74|79|92|95|119|120|140|143)\b[^\n\x00]*")
 """Xid codes of uncontained memory errors, NVLink errors, a GPU that is off its bus, and firmware that hangs."""
 
-_COMPUTE = (
+COMPUTE_CHECK = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
     "from elasticjob._runtime.agent.monitoring.node.gpu_compute import main; main(sys.argv[2])"
 )
@@ -237,7 +237,7 @@ class NodeHealth:
         if self._computed:
             return ""
         self._computed = True
-        output = self._run([sys.executable, "-c", _COMPUTE, CODE_ROOT, CUDA]).strip()
+        output = self._run([sys.executable, "-c", COMPUTE_CHECK, CODE_ROOT, CUDA]).strip()
         if output.startswith("GPU "):
             return output
         if output:

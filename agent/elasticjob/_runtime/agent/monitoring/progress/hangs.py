@@ -233,7 +233,7 @@ async def dump_stacks(files: Mapping[int, str]) -> dict[int, str]:
         if complete and all(sizes[pid] > before[pid] for pid in asked):
             break
         last = sizes
-    return {pid: _read(files[pid], before[pid]) if pid in before else "" for pid in files}
+    return {pid: read_from(files[pid], before[pid]) if pid in before else "" for pid in files}
 
 
 def _catches_signal(pid: int) -> bool:
@@ -253,7 +253,7 @@ def _size(path: str) -> int:
         return 0
 
 
-def _read(path: str, start: int) -> str:
+def read_from(path: str, start: int) -> str:
     try:
         return read_regular_file(path, MAX_STACKS, start).data.decode(errors="replace")
     except OSError:

@@ -100,17 +100,17 @@ class WorkerProgress:
         self._had_steps = False
         """Whether a worker of any earlier round has reported a step."""
         self._round: RoundId | None = None
-        self._ranks: dict[int, _Rank] = {}
+        self.ranks: dict[int, _Rank] = {}
         self._prestarted: dict[int, AgentPage] = {}
         """Words of the last page of each prestarted worker, by local rank."""
         self._limit = NO_LIMIT
         self._deadline = NO_LIMIT
         self._expiry: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        self._listener.bind(self.path)
-        self._listener.listen(64)
-        self._loop.add_reader(self._listener, self._accept)
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        self.listener.bind(self.path)
+        self.listener.listen(64)
+        self._loop.add_reader(self.listener, self._accept)
 
     def begin_round(self, round_id: RoundId) -> None:
         """Forget the workers of the last round. The workers of the new one are not held."""
@@ -129,7 +129,7 @@ class WorkerProgress:
 
     def reports(self) -> tuple[ProgressReport, ...]:
         """Return the last step that each worker of the round has reported, sorted by local rank."""
-        found = ((rank, r.words) for rank, r in sorted(self._ranks.items()))
+        found = ((rank, r.words) for rank, r in sorted(self.ranks.items()))
         return tuple(
             ProgressReport(rank, step, words[PageWord.TIME] / 1e9, words[PageWord.OWN] / 1e9)
             for rank, words in found
@@ -142,31 +142,31 @@ class WorkerProgress:
         Workers without a step, and workers whose script has ended (Python cleans up), are left out.
         """
         reported = {report.local_rank: report for report in self.reports()}
-        for rank, r in sorted(self._ranks.items()):
+        for rank, r in sorted(self.ranks.items()):
             only_began = r.words[PageWord.STEP] == r.words[PageWord.BEGIN_STEP]
             if only_began and (heartbeats := r.words[PageWord.HEARTBEATS]) > 0:
                 step = min(max(0, r.words[PageWord.BEGIN_STEP]) + heartbeats, _MAX_STEP)
                 reported[rank] = ProgressReport(
                     rank, step, r.words[PageWord.HEARTBEAT_TIME] / 1e9, r.words[PageWord.OWN] / 1e9
                 )
-        return tuple(report for rank, report in reported.items() if not self._ranks[rank].words[PageWord.ENDING])
+        return tuple(report for rank, report in reported.items() if not self.ranks[rank].words[PageWord.ENDING])
 
     def made_step(self, local_rank: int) -> bool:
         """Return whether this worker has made a step in this round. A step that `State.sync` reports is none."""
-        if local_rank not in self._ranks:
+        if local_rank not in self.ranks:
             return False
-        words = self._ranks[local_rank].words
+        words = self.ranks[local_rank].words
         return words[PageWord.STEP] != words[PageWord.BEGIN_STEP] or words[PageWord.HEARTBEATS] > 0
 
     @property
     def has_steps(self) -> bool:
         """Whether any worker of this pod has ever reported a step. The step that `State.sync` reports counts."""
-        words = (rank.words for rank in self._ranks.values())
+        words = (rank.words for rank in self.ranks.values())
         return self._had_steps or any(w[PageWord.STEP] != NO_STEP or w[PageWord.HEARTBEATS] > 0 for w in words)
 
     def began(self, local_rank: int) -> float | None:
         """Return when `State.sync` restored the round's state in this worker, as `ProgressReport.time`; None: never."""
-        at = self._ranks[local_rank].words[PageWord.BEGIN_TIME] if local_rank in self._ranks else 0
+        at = self.ranks[local_rank].words[PageWord.BEGIN_TIME] if local_rank in self.ranks else 0
         return at / 1e9 if at else None
 
     @property
@@ -189,7 +189,7 @@ class WorkerProgress:
 
     def training(self) -> TrainingProgress | None:
         """Return what rank 0 reports about the training; None if it is in another pod, or reports only its steps."""
-        texts = ((r.words, text) for r in self._ranks.values() if (text := read_text(r.words)) is not None)
+        texts = ((r.words, text) for r in self.ranks.values() if (text := read_text(r.words)) is not None)
         words, text = next(texts, (None, b""))
         if words is None or self._round is None:
             return None
@@ -206,11 +206,11 @@ class WorkerProgress:
 
     def pid(self, local_rank: int) -> int | None:
         """Return the rank's process, which may be a child of the agent's worker process; None before it connects."""
-        return self._ranks[local_rank].pid or None if local_rank in self._ranks else None
+        return self.ranks[local_rank].pid or None if local_rank in self.ranks else None
 
     def stopped(self, local_rank: int) -> bool:
         """Return whether this worker has stopped at the last step and has run its `on_stop` callbacks."""
-        return local_rank in self._ranks and self._ranks[local_rank].words[PageWord.STOPPED] == 1
+        return local_rank in self.ranks and self.ranks[local_rank].words[PageWord.STOPPED] == 1
 
     async def hold(self, workers: int) -> int | None:
         """Hold all workers at their next report, and return the latest step that any of them may have done by then.
@@ -242,7 +242,7 @@ class WorkerProgress:
         """Let the workers know when they must have ended, in seconds of this host's CLOCK_MONOTONIC; inf: never."""
         nanoseconds = at * 1e9
         self._deadline = max(0, int(nanoseconds)) if abs(nanoseconds) < NO_LIMIT else NO_LIMIT if at > 0 else 0
-        for words in (*(rank.words for rank in self._ranks.values()), *self._prestarted.values()):
+        for words in (*(rank.words for rank in self.ranks.values()), *self._prestarted.values()):
             words[PageWord.DEADLINE] = self._deadline
 
     def release(self) -> None:
@@ -253,8 +253,8 @@ class WorkerProgress:
     def close(self) -> None:
         self._forget()
         self._set_limit(NO_LIMIT)
-        self._loop.remove_reader(self._listener)
-        self._listener.close()
+        self._loop.remove_reader(self.listener)
+        self.listener.close()
         for descriptor in (*self.memory, *self._all_shard_buffers()):
             os.close(descriptor)
 
@@ -263,27 +263,27 @@ class WorkerProgress:
             self._expiry.cancel()
             self._expiry = None
         self._limit = limit
-        for rank in self._ranks.values():
+        for rank in self.ranks.values():
             rank.words[PageWord.LIMIT] = limit
             if rank.peer is not None:
                 with suppress(OSError):
                     rank.peer.send(b"\0")
 
     def _forget(self) -> None:
-        for rank in self._ranks.values():
+        for rank in self.ranks.values():
             self._disconnect(rank)
             os.close(rank.page)
-        self._ranks = {}
+        self.ranks = {}
 
     # ---- connections -------------------------------------------------------------------------------------------------
 
     def _accept(self) -> None:
         with suppress(OSError):
-            peer, _ = self._listener.accept()
+            peer, _ = self.listener.accept()
             peer.setblocking(False)
-            self._loop.add_reader(peer, self._handshake, peer)
+            self._loop.add_reader(peer, self.handshake, peer)
 
-    def _handshake(self, peer: socket.socket) -> None:
+    def handshake(self, peer: socket.socket) -> None:
         """Read a worker's hello, which it sends in one write, and send it its page and the memory buffers.
 
         A worker that has received a state sends that instead, on a connection of its own.
@@ -302,7 +302,7 @@ class WorkerProgress:
                 return
             if round_id != self._round:
                 raise ValueError(f"round {round_id} is over")
-            rank, pid = self._rank(local_rank), peer_pid(peer)
+            rank, pid = self.rank_of(local_rank), peer_pid(peer)
             if self._taken_by_other(rank, pid):
                 peer.close()
                 return
@@ -346,12 +346,12 @@ class WorkerProgress:
             self._shards[local_rank] = tuple(memory_file(f"elasticjob-shard-{i}") for i in range(SHARD_BUFFERS))
         return self._shards[local_rank]
 
-    def _rank(self, local_rank: int) -> _Rank:
-        if local_rank not in self._ranks:
+    def rank_of(self, local_rank: int) -> _Rank:
+        if local_rank not in self.ranks:
             page, words = self._new_page()
             words[PageWord.LIMIT] = self._limit
-            self._ranks[local_rank] = _Rank(page, words)
-        return self._ranks[local_rank]
+            self.ranks[local_rank] = _Rank(page, words)
+        return self.ranks[local_rank]
 
     def _taken_by_other(self, rank: _Rank, pid: int) -> bool:
         """Return whether another live process is connected as this rank; disconnect an earlier connection otherwise."""

@@ -79,7 +79,7 @@ def _become_worker(config: Any, entrypoint: Any, args: Sequence[Any]) -> dict[in
     if LAUNCHES in os.environ and not callable(entrypoint):
         role = "" if config.role == "default" else str(config.role)
         argv = [str(entrypoint), *map(str, args)]
-        if end_as_ranks(hand_over(argv, check, role=role, log_options=_log_options(config))):
+        if end_as_ranks(hand_over(argv, check, role=role, log_options=log_options(config))):
             return {int(os.environ["RANK"]): None}
     begin_as_rank()
     check()
@@ -102,7 +102,7 @@ def end_as_ranks(code: int | None) -> bool:
     return code == 0
 
 
-def _log_options(config: Any) -> dict[str, str]:
+def log_options(config: Any) -> dict[str, str]:
     """Return the options of logs that the launcher has, by torchrun's long names. torch has read PET_* already."""
     specs = getattr(config, "logs_specs", None)
     folder = getattr(specs, "_root_log_dir", None) or os.devnull
@@ -127,7 +127,7 @@ def _streams(value: Any) -> str:
 
 def _note_log_options(config: Any) -> None:
     """Say which options of logs have no effect, unless the agent has them from the pod template."""
-    variables = (f"PET_{name.replace('-', '_').upper()}" for name in _log_options(config))
+    variables = (f"PET_{name.replace('-', '_').upper()}" for name in log_options(config))
     lost = [name for name in variables if name not in os.environ and "TEMPLATE" not in name]
     if lost and os.environ["LOCAL_RANK"] == "0":
         text = f"the launcher's options of logs have no effect: set {', '.join(lost)} in the pod template"

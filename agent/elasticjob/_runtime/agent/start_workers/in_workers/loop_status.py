@@ -89,7 +89,7 @@ class LoopStatus:
         return self._is_shown
 
 
-_status = LoopStatus()
+process_status = LoopStatus()
 
 
 def count_accelerate(module: ModuleType) -> None:
@@ -126,12 +126,12 @@ def _note(kind: Any, log_name: str) -> None:
     def noted_log(self: Any, *args: Any, **named: Any) -> Any:
         metrics: Any = args[0] if args else named.get("values", named.get("metrics"))
         with suppress(Exception):  # not a dict: the framework says so
-            _status.note(metrics)
+            process_status.note(metrics)
         return log(self, *args, **named)
 
     @functools.wraps(backward)
     def noted_backward(self: Any, loss: Any, *args: Any, **named: Any) -> Any:
-        _status.note_loss(loss)
+        process_status.note_loss(loss)
         return backward(self, loss, *args, **named)
 
     setattr(kind, log_name, noted_log)
@@ -143,7 +143,7 @@ def _counted(step: Any, is_step: Any) -> Any:
     def counted_step(self: Any, *args: Any, **named: Any) -> Any:
         result = step(self, *args, **named)
         if is_step(self):
-            _status.count(self.optimizer)
+            process_status.count(self.optimizer)
         return result
 
     return counted_step

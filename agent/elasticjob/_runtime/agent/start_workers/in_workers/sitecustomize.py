@@ -57,7 +57,7 @@ def install() -> None:
     sys.meta_path.insert(0, _Finder())
     for name in PATCHES:
         if (module := sys.modules.get(name)) is not None:
-            _patch(name, module)
+            apply_patches(name, module)
 
 
 def restore_store() -> None:
@@ -88,7 +88,7 @@ def load() -> None:
             _function(patch)
 
 
-def _patch(name: str, module: ModuleType) -> None:
+def apply_patches(name: str, module: ModuleType) -> None:
     if not hasattr(module, _PATCHED):
         setattr(module, _PATCHED, True)
         for patch in PATCHES[name]:
@@ -150,7 +150,7 @@ class _Loader:
 
     def exec_module(self, module: ModuleType) -> None:
         self._inner.exec_module(module)
-        _patch(module.__name__, module)
+        apply_patches(module.__name__, module)
 
     def get_code(self, name: str) -> CodeType | None:
         """Return the code that `python -m NAME` runs: that of a launcher calls the launcher's patched function."""

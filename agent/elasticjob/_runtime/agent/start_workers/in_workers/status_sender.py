@@ -67,11 +67,11 @@ class StatusSender:
     def send(self, metrics: Mapping[str, str], step: int, total: int | None = None) -> None:
         """Send the metrics, and the number of steps that are done, of `total` if that is known."""
         steps = {"current_step": step} | ({} if total is None else {"total_steps": total})
-        taken = _post(dict(metrics) | {name: str(value) for name, value in steps.items()})
+        taken = post(dict(metrics) | {name: str(value) for name, value in steps.items()})
         self._send_at = time.monotonic() + _INTERVAL if taken else math.inf
 
 
-def _post(metrics: dict[str, str]) -> bool:
+def post(metrics: dict[str, str]) -> bool:
     """Send metrics to the agent; return whether it has taken them, or may take later ones."""
     import urllib.error
     import urllib.request

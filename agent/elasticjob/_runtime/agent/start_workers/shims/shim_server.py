@@ -283,7 +283,7 @@ class ShimServer:
                 data = b""
             for number in data or bytes((signal.SIGKILL,)):
                 if self._peers.get(pid) is peer:  # not reaped yet: no other process can have this id
-                    _send_signal(pid, number, group=group and bool(data))
+                    send_signal(pid, number, group=group and bool(data))
             if not data:
                 return
 
@@ -299,7 +299,7 @@ def _find(caller: ShimCaller, name: str) -> str:
     return shutil.which(name, path=caller.env.get("PATH")) or name
 
 
-def _send_signal(pid: int, number: int, *, group: bool) -> None:
+def send_signal(pid: int, number: int, *, group: bool) -> None:
     """Send a signal, if there is one of this number and the process may get it."""
     with suppress(OSError):
         try:
