@@ -66,6 +66,7 @@ def sent(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Sent:
 
     monkeypatch.setattr(status_sender, "post", post)
     monkeypatch.setattr(loop_status, "atexit", ModuleTypeWithRegister("atexit"))
+    monkeypatch.setattr(trainers, "made", False)  # a test before may have made a Trainer
     monkeypatch.setattr(trainers, "framework", lambda name: Script(uses=False))
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("KUBEFLOW_TRAINER_SERVER_URL", "http://127.0.0.1:1/status")
