@@ -233,7 +233,7 @@ def test_a_limit_of_batches_gives_the_same_steps_after_interruptions() -> None:
     assert parts.endswith("equal True\n")
 
 
-DEEP = "elastic_data", "lightning", "accelerate"
+DEEP = "elastic_data", "lightning", "accelerate", "fsdp2"
 
 
 @pytest.mark.parametrize(
@@ -264,6 +264,7 @@ def test_a_killed_worker_and_a_drained_node_leave_the_training_as_it_was(example
     assert STEPS - len(set(steps)) <= 1, "the killed worker may have done a step without printing it"
 
 
+@pytest.mark.deep
 def test_the_loss_of_all_nodes_costs_the_steps_since_the_last_checkpoint(tmp_path: Path) -> None:
     """The checkpoint of two workers is loaded by three."""
     saves = (f"--checkpoints={tmp_path}", "--checkpoint-every=5", "--step-delay=0.1")

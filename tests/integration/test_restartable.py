@@ -275,6 +275,7 @@ def losses(text: str) -> list[tuple[int, str]]:
     return [(int(step), loss) for step, loss in re.findall(r"step=(\d+) loss=(\S+) world=3 rank=0", text)]
 
 
+@pytest.mark.deep
 def test_the_example_trains_as_if_nothing_had_happened(tmp_path: Path) -> None:
     """The same bits as in a run without a fault, though a worker is killed, a node is drained and a rank 0 is killed.
 

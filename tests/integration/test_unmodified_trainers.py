@@ -137,6 +137,7 @@ def test_another_number_of_devices_than_workers_fails_the_job_at_once(tmp_path: 
     assert "0 restarts" in run.text, run.text
 
 
+@pytest.mark.deep
 def test_a_trainer_stays_as_it_is_if_the_job_wants_that(tmp_path: Path) -> None:
     shows = "print([type(callback).__name__ for callback in trainer.callback_handler.callbacks])"
     script = TRAINER.replace("max_steps=100000", "max_steps=3") + shows

@@ -43,10 +43,10 @@ def manifest(name: str, command: list[str], **spec: Any) -> Json:
     }
 
 
-STEP_SECONDS = 0.6
+STEP_SECONDS = 1.5
 """Seconds that a step of `slow_digits` takes at least, until `end_soon`."""
 STEPS_OF_AN_EPOCH = 16
-RESTARTABLE_STEPS = 1200
+RESTARTABLE_STEPS = 400
 LONG = 240.0
 """Seconds for which a job trains whose test ends it by `end_soon`: a replaced pod on a busy machine took over 60."""
 EXAMPLES = Path(__file__).parents[3] / "examples"

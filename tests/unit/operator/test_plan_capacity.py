@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from elasticjob._runtime.contract.messages import Outcome
 from elasticjob_operator.actions import CreateWorker, DeletePod
 from elasticjob_operator.model.cluster.pods import Pod
 from elasticjob_operator.model.cluster.raw import timestamp
-from elasticjob_operator.model.observed import Observed, Refusal, RefusalReason
+from elasticjob_operator.model.observed import LinkView, Observed, Refusal, RefusalReason
 from elasticjob_operator.observation.job_memory import JobMemory
 from elasticjob_operator.plan import Plan
 from elasticjob_operator.plan.pods.capacity import FIRST_BACK_OFF, LONGEST_BACK_OFF
@@ -20,6 +21,7 @@ from support.operator.build import (
     Raw,
     condition,
     conditions_of,
+    declared,
     elastic,
     ended,
     gathering,
@@ -321,11 +323,16 @@ def test_a_suspended_job_does_not_back_off() -> None:
     assert reasons_of(p)["Running"] == ("False", "Suspended")
 
 
-def test_a_job_that_has_ended_no_longer_counts_how_often_it_gave_its_pods_back() -> None:
+@pytest.mark.parametrize("met", [[], [condition("SuccessCriteriaMet", reason="AllAgentsSucceeded")]], ids=str)
+def test_a_job_that_has_ended_no_longer_counts_how_often_it_gave_its_pods_back(met: list[Raw]) -> None:
     """A short job may end before the operator sees its round."""
-    met = condition("SuccessCriteriaMet", reason="AllAgentsSucceeded")
-    fields = status(conditions=[met]) | {"backOff": {"attempts": 1}}
-    p = run(replace(steady(workers=(worker(0, **ended(0)),)), job=job(status=fields, **FIXED)))
+    fields = status(conditions=met) | {"backOff": {"attempts": 1}}
+    pods = tuple(worker(index, **ended(0, "Completed", declared(Outcome.SUCCEEDED))) for index in range(2))
+    observed = replace(
+        steady(workers=pods), job=job(status=fields, **FIXED), link=LinkView(connected=False, since=NOW - 12), stores=()
+    )
+    p = run(observed)
+    assert reasons_of(p)["SuccessCriteriaMet"] == ("True", "AllAgentsSucceeded")
     assert "backOff" not in status_of(p)
 
 

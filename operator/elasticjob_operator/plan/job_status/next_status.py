@@ -215,8 +215,9 @@ def _scaled_down(decisions: Decisions) -> dict[str, Any] | None:
 
 
 def _back_off(decisions: Decisions) -> dict[str, Any] | None:
+    """A job that has ended waits for no room, also if it trained too shortly for a reconcile to see its round."""
     back_off = decisions.capacity.back_off
-    if back_off is None:
+    if back_off is None or decisions.outcome is not None:
         return None
     return {"attempts": back_off.attempts} | ({} if back_off.since is None else {"since": timestamp(back_off.since)})
 
