@@ -43,8 +43,12 @@ docs-version: venv ## the site of a version, beside the earlier ones, as a commi
 	@NO_MKDOCS_2_WARNING=1 mike set-default --config-file .ci/site.yml latest
 
 .PHONY: unit
-unit: venv ## tests without cluster, torch or jobs of real processes (two minutes on two cores)
-	@$(PYTEST) -n auto --dist worksteal tests/unit tests/compat
+unit: venv ## tests without cluster, torch or jobs of real processes (a minute on two cores)
+	@pytest -q -m '$(SELECTED) and not slow' -n auto --dist worksteal tests/unit tests/compat
+
+.PHONY: unit-slow
+unit-slow: venv ## those of them that take half a second or more each
+	@pytest -q -m '$(SELECTED) and slow' -n auto --dist worksteal tests/unit tests/compat
 
 .PHONY: model
 model: venv ## the whole explorer: interleavings of the pure decisions (six minutes on two cores; SAMPLE=1: each test with one of ten rows)
@@ -134,7 +138,7 @@ test: ## what CI runs, fast tests first; those on the cluster run beside the oth
 slow-tests:
 	@$(MAKE) --no-print-directory cluster-test
 	@$(MAKE) --no-print-directory metrics-server kueue
-	@.ci/beside '$(MAKE) --no-print-directory operator-test e2e' '$(MAKE) --no-print-directory integration'
+	@.ci/beside '$(MAKE) --no-print-directory operator-test e2e' '$(MAKE) --no-print-directory unit-slow integration'
 
 .PHONY: deep
 deep: ## the tests that `make test` leaves out: the whole explorer, all examples of property tests, and those marked `deep`

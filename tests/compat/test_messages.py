@@ -29,6 +29,7 @@ def conversation(sender: Path, receiver: Path) -> list[tuple[str, Any, Any]]:
     return [(name, json.loads(a), json.loads(b)) for name, a, b in zip(names, texts, read, strict=True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("to_older", [True, False], ids=["to", "from"])
 def test_messages_of_every_kind_are_understood(version: str, to_older: bool) -> None:

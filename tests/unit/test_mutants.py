@@ -12,6 +12,7 @@ from model.mutation.mutants import CONTRACT, MUTANTS, REPOSITORY, Mutant
 from model.mutation.source_match import find_code, replace_code
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
 def test_every_mutant_changes_the_source_and_leaves_valid_python(mutant: Mutant, tmp_path: Path) -> None:
     copy = tmp_path / mutant.path

@@ -38,6 +38,7 @@ def release(dist: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in dist.iterdir()}
 
 
+@pytest.mark.slow
 def test_a_release_is_the_same_each_time_and_installs_without_an_index(tmp_path: Path) -> None:
     dist = tmp_path / "dist"
     first = release(dist)

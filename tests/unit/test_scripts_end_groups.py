@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 CREATES = re.compile(r"\binit_process_group\(|\bTrainingArguments\(")
 ENDS = "destroy_process_group"
@@ -56,6 +58,7 @@ def leaves_a_group(script: str) -> bool:
     return CREATES.search(script) is not None and ENDS not in script
 
 
+@pytest.mark.slow
 def test_each_script_ends_the_process_groups_that_it_creates() -> None:
     folders = ("benchmarks", "docs", "examples", "tests")
     paths = [p for f in folders for s in ("*.py", "*.md", "*.yaml") for p in sorted((ROOT / f).rglob(s))]

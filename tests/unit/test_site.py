@@ -20,6 +20,7 @@ FETCHED = re.compile(
 )
 
 
+@pytest.mark.slow
 def test_the_site_builds_without_a_warning_and_fetches_nothing_from_other_hosts(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", ".ci/site.yml", "-d", str(tmp_path)],

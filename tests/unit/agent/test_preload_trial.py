@@ -127,6 +127,7 @@ def test_imports(case: Case, tmp_path: Path) -> None:
         assert (result["ready"], imported) == (True, sorted(case.libraries)), result
 
 
+@pytest.mark.slow
 def test_imports_that_take_little_time_are_rejected(tmp_path: Path) -> None:
     busy = "import time\nwhile time.process_time() < {}: pass"
     assert import_reported(tmp_path, Case("", {"one": ""}), 0.3)[0] == {"ready": False, "reason": ""}

@@ -63,6 +63,7 @@ TRACKERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TRACKERS)
 def test_the_processes_that_clean_up_shared_memory(name: str) -> None:
     text = f"{TRACKERS[name]}\nprint(p._pid, flush=True)\nimport signal; signal.pause()"

@@ -171,6 +171,7 @@ async def test_a_coordinator_that_closes_the_link_counts_while_its_successor_wai
     assert before + TAKEOVER_TIMEOUT <= pair.host.coordinator_end() <= now() + TAKEOVER_TIMEOUT
 
 
+@pytest.mark.slow
 async def test_a_node_that_has_ended_its_round_gives_no_permission_to_the_others(pair: Pair) -> None:
     """The coordinator may begin another round then, with it and without those that only it reaches."""
     lose(pair.other)
@@ -309,6 +310,7 @@ async def test_the_nodes_that_a_cut_off_node_keeps_links_with_are_cut_off_too(gr
     assert await group.next_cut() == 1
 
 
+@pytest.mark.slow
 async def test_a_cut_off_node_accepts_links_once_it_reaches_the_coordinator(group: Group) -> None:
     group.lose_coordinator(0)
     await group.end(2, 3)

@@ -7,6 +7,7 @@ import pytest
 from support.operator.process import OUTAGES, Fault
 from support.operator.scenarios import DRAIN_WITHOUT_ORDER, SCENARIOS, Scenario, play, play_with_fault
 
+pytestmark = pytest.mark.slow
 FAULTS = [fault for fault in Fault if fault not in OUTAGES]
 LASTING = [*OUTAGES]
 

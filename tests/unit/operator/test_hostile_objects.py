@@ -112,6 +112,7 @@ def check_writable(raw_status: Any) -> None:
     json.loads(written, parse_int=lambda digits: pytest.fail(digits) if len(digits) > 19 else int(digits))
 
 
+@pytest.mark.slow
 @examples(100)
 @given(changed(POD))
 def test_no_pod_makes_its_job_or_another_one_fail(raw: dict[str, Any]) -> None:

@@ -19,6 +19,7 @@ from elasticjob_operator.reconcile.keys import JobKeys
 from support.operator.build import NOW, condition, conditions_of, gathering, raw_job, raw_pod, run, status, steady
 from support.operator.world import Api
 
+pytestmark = pytest.mark.slow
 DIRECT = 2
 """Nodes whose stores an operator replaces before it suspects itself, at most."""
 

@@ -226,6 +226,7 @@ def histories(draw: st.DrawFn) -> tuple[list[Fact], int, int]:
     return facts, len(charged), len(restarts)
 
 
+@pytest.mark.slow
 @examples(300)
 @given(histories(), st.data())
 def test_any_order_and_batching_of_the_same_facts_gives_the_same_charge(

@@ -116,6 +116,7 @@ def crd(*status_fields: str) -> dict[str, Any]:
     return {"metadata": {"name": CRD_NAME}, "spec": {"versions": [version]}}
 
 
+@pytest.mark.slow
 async def test_an_operator_that_loses_its_lease_stops_work_and_leads_again(process: Process) -> None:
     running = asyncio.create_task(process.operator.run())
     assert await process.change() == "start 1"
@@ -131,6 +132,7 @@ async def test_an_operator_that_loses_its_lease_stops_work_and_leads_again(proce
     assert REGISTRY.get_sample_value("elasticjob_leader") == 0
 
 
+@pytest.mark.slow
 async def test_a_busy_event_loop_does_not_cost_the_lease(process: Process) -> None:
     """The loop does not turn until the Lease has been renewed for twice as long as a leader may do without."""
     process.deadline = 1.0
@@ -144,6 +146,7 @@ async def test_a_busy_event_loop_does_not_cost_the_lease(process: Process) -> No
     assert await process.change() == "end 1", "the operator lost its Lease"
 
 
+@pytest.mark.slow
 async def test_an_event_loop_that_hangs_costs_the_lease(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
     """A candidate may lead although the process of the leader lives on. The leader stops its work once its loop turns
     again."""

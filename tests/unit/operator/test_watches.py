@@ -537,6 +537,7 @@ async def test_a_watch_yields_one_event_a_line_and_its_errors_are_those_of_reque
     assert requests == [common | {"resourceVersion": "3"}, common | {"resourceVersion": "4"}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "line", [b'"' + b"x" * 40_000_000 + b'"\n', b"[1]\n", b"<html>\n", b"[" * 100_000 + b"\n"],
     ids=["too large", "no object", "no JSON", "too deep"],
