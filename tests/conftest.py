@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -22,7 +23,19 @@ settings.register_profile("short", _ANY_MACHINE, max_examples=25)
 settings.register_profile("deep", _ANY_MACHINE, max_examples=100)
 settings.load_profile("short")
 
+_OF_PYTEST = "PYTEST_CURRENT_TEST"
+"""The environment variable that pytest itself changes while a test runs."""
 _DESELECTED = pytest.StashKey[int]()
+
+
+@pytest.fixture(autouse=True)
+def own_environment() -> Iterator[None]:
+    """Undo what a test changes in the environment: the product sets variables of torch, which later tests pass on."""
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() - before.keys() - {_OF_PYTEST}:
+        del os.environ[name]
+    os.environ.update({name: value for name, value in before.items() if os.environ.get(name) != value})
 
 
 def pytest_collection(session: pytest.Session) -> None:

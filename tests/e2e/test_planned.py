@@ -243,7 +243,8 @@ def test_a_pod_that_an_eviction_asks_to_leave_hands_over_and_no_step_is_lost(
         return "completionTime" in own_report(eviction)
 
     done = kube.wait("evictions", "asked-1-0", namespace, completed, timeout=120, what="the operator is done")
-    assert kube.find("pods", "asked-1-0", namespace) is None
+    left = kube.find("pods", "asked-1-0", namespace)
+    assert left is None or left["status"]["phase"] in ("Succeeded", "Failed"), "the kubelet may not have deleted it yet"
     kube.patch("evictions", "asked-1-0", {"status": finished_status(done)}, namespace, "/status")
 
     def settled(status: Json) -> bool:

@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -65,8 +66,9 @@ class Process:
         return [(int(m[1]), int(m[2]), int(m[3]), float(m[4])) for m in found if m]
 
     def kill(self) -> None:
-        """Send SIGKILL to the process and its workers, as the loss of its machine does."""
-        os.killpg(self.process.pid, signal.SIGKILL)
+        """Send SIGKILL to the process and its workers, as the loss of its machine does, unless all have ended."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
 
 
 class AgentCluster:
