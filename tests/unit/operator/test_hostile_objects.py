@@ -16,6 +16,8 @@ from elasticjob._runtime.contract.messages import Failure, FailureClass, Report,
 from elasticjob._runtime.contract.names import Label, Role
 from elasticjob_operator.kube import PODS
 from elasticjob_operator.lease import ObservedLease, may_acquire, next_record
+from elasticjob_operator.manifests.evictions import answered_status
+from elasticjob_operator.model.cluster.evictions import RESPONDER, parse_eviction
 from elasticjob_operator.model.cluster.limit_ranges import fit_resources
 from elasticjob_operator.model.cluster.nodes import parse_topology, parse_warning
 from elasticjob_operator.model.cluster.notices import NoticeKeys
@@ -90,6 +92,15 @@ WORKLOAD = {
     },
 }
 LEASE = {"holderIdentity": "a", "leaseDurationSeconds": 6, "leaseTransitions": 3, "renewTime": timestamp(NOW)}
+EVICTION = {
+    "metadata": {"name": "bert-0-0", "uid": "e"},
+    "spec": {"target": {"pod": {"name": "bert-0-0", "uid": "u"}}},
+    "status": {
+        "requesters": [{"name": "r", "intent": "Eviction"}],
+        "targetResponders": [{"name": RESPONDER, "state": "Active"}],
+        "responders": [{"name": RESPONDER, "startTime": timestamp(NOW), "heartbeatTime": timestamp(NOW)}],
+    },
+}
 AVOIDED = {"name": "n3", "since": timestamp(NOW - 9), "until": timestamp(NOW + 9), "why": "w", "reason": "NodeLost"}
 STATUS = {
     "phase": "Running", "incarnations": "0,1", "restarts": 1, "failedStarts": 2, "startFailures": 1, "cordonSpares": 1,
@@ -141,6 +152,14 @@ def test_no_node_workload_or_lease_raises(
     pod_changes(workload, (workload,))
     may_acquire(ObservedLease(lease, NOW), "b", NOW)
     next_record(lease, "b", NOW)
+
+
+@examples(100)
+@given(changed(EVICTION))
+def test_no_eviction_raises_and_each_that_asks_for_the_operator_can_be_answered(raw: dict[str, Any]) -> None:
+    eviction = parse_eviction(raw)
+    if eviction is not None:
+        check_writable(answered_status(eviction.raw, NOW, "m", completed=True))
 
 
 EVENT = {
