@@ -37,6 +37,8 @@ from elasticjob.cli.shipping.archive import pack_files
 from elasticjob.convert.documents import parse_documents
 from elasticjob.convert.main import convert_documents
 from elasticjob.convert.parts.fields import ConvertError
+from elasticjob_operator.manifests.evictions import answered_status
+from elasticjob_operator.model.cluster.evictions import RESPONDER, parse_eviction
 from elasticjob_operator.model.job.job_defaults import PlatformDefaults, read_platform_defaults
 from elasticjob_operator.model.observed import parse_job
 from fuzz.mutations import mutate, mutate_object
@@ -315,6 +317,32 @@ def _converter(_: Path) -> Iterator[Read]:
     yield read
 
 
+class UnrelatedEvictionError(Exception):
+    """An Eviction does not concern the operator."""
+
+
+@contextmanager
+def _evictions(_: Path) -> Iterator[Read]:
+    since = "2026-01-01T00:00:00Z"
+    valid = {
+        "metadata": {"name": "bert-0-0", "uid": "e"},
+        "spec": {"target": {"pod": {"name": "bert-0-0", "uid": "u"}}},
+        "status": {
+            "requesters": [{"name": "example.org/upgrade", "intent": "Eviction"}],
+            "targetResponders": [{"name": RESPONDER, "state": "Active"}],
+            "responders": [{"name": RESPONDER, "startTime": since, "heartbeatTime": since}],
+        },
+    }
+
+    def read(rng: random.Random) -> None:
+        eviction = parse_eviction(mutate_object(valid, rng))
+        if eviction is None:
+            raise UnrelatedEvictionError
+        answered_status(eviction.raw, 1.8e9, "bert-0-0 has ended", completed=True)
+
+    yield read
+
+
 @contextmanager
 def _shipped_code(folder: Path) -> Iterator[Read]:
     packed = pack_files([("train.py", b"print(1)", True), ("a/b.py", b"x" * 600, False)], "").data
@@ -343,6 +371,7 @@ TARGETS = (
     Target("manifests of `elasticjob run`", (ManifestError,), _manifests),
     Target("manifests of `elasticjob convert`", (ConvertError,), _converter),
     Target("a platform's defaults for jobs", (RefusedDefaultsError,), _platform_defaults),
+    Target("Evictions", (UnrelatedEvictionError,), _evictions),
     Target("shipped code", (CodeError, OSError), _shipped_code),
 )
 
