@@ -229,6 +229,17 @@ def test_an_eviction_is_the_operators_while_its_own_turn_lasts() -> None:
     assert not done.active
 
 
+@pytest.mark.parametrize(
+    "status", [{"responders": []}, {"requesters": [{"name": "a", "intent": "Withdrawn"}]}], ids=str
+)
+def test_an_eviction_without_a_report_to_write_or_anybody_who_still_asks_is_left_alone(status: Raw) -> None:
+    raw = raw_eviction()
+    raw["status"] |= status
+    found = parse_eviction(raw)
+    assert found is not None
+    assert not found.active
+
+
 def test_an_eviction_of_a_pod_with_other_responders_is_none_of_the_operators() -> None:
     raw = raw_eviction()
     raw["status"]["targetResponders"].pop(0)

@@ -29,7 +29,7 @@ class Eviction:
     requesters: tuple[str, ...] = ()
     """Who asks for it, and has not withdrawn that."""
     active: bool = True
-    """Whether it is the operator's turn, and the operator is not done."""
+    """Whether it is the operator's turn, it has a report to write and is not done, and somebody still asks for it."""
     heartbeat: float = 0.0
     """The operator's last report, Unix seconds; 0: it has not reported yet."""
     raw: Raw = field(default_factory=dict, compare=False, repr=False)
@@ -43,14 +43,15 @@ def parse_eviction(raw: Raw) -> Eviction | None:
     if RESPONDER not in turns or not pod_uid:
         return None
     own = own_report(raw)
-    requesters = objects(raw, "status", "requesters")
+    asking = (r for r in objects(raw, "status", "requesters") if text(r, "intent") == "Eviction")
+    requesters = tuple(text(requester, "name") for requester in asking)
     return Eviction(
         name=text(raw, "metadata", "name"),
         uid=text(raw, "metadata", "uid"),
         pod=text(raw, "spec", "target", "pod", "name"),
         pod_uid=pod_uid,
-        requesters=tuple(text(r, "name") for r in requesters if text(r, "intent") == "Eviction"),
-        active=turns[RESPONDER] == "Active" and "completionTime" not in own,
+        requesters=requesters,
+        active=turns[RESPONDER] == "Active" and bool(own and requesters) and "completionTime" not in own,
         heartbeat=moment(own, "heartbeatTime") or 0.0,
         raw=raw,
     )
