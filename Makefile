@@ -205,6 +205,10 @@ bench-cluster: venv cluster ## the rows that need the real cluster (ROWS=name,..
 bench-cluster-submit: venv cluster ## submit and edit to the first step, on the real cluster
 	@PYTHONPATH=tests $(PY) -m benchmarks.submit
 
+.PHONY: bench-cluster-queues
+bench-cluster-queues: venv cluster images kueue ## a job gives pods to a more urgent one, in a queue of the real Kueue
+	@PYTHONPATH=tests $(PY) -m benchmarks.queues
+
 .PHONY: bench-operator
 bench-operator: venv ## the operator at a thousand jobs, on a real API server with simulated pods (JOBS=1000, ROWS=name,...)
 	@PYTHONPATH=tests $(PY) -m benchmarks.operator_scale --jobs $(or $(JOBS),1000) $(if $(ROWS),--rows $(ROWS))

@@ -11,19 +11,17 @@ import yaml
 
 from support.cluster import kueue as real
 from support.cluster.jobs import Job
-from support.cluster.kube import Json, Kube, Objects, condition, is_true
+from support.cluster.kube import Json, Kube, condition
 from support.cluster.logbook import LogBook
 from support.cluster.steps import (
     Balance,
     assert_every_step,
     assert_none_lost,
     elastic_job,
-    holds,
     queues,
     quota,
+    take_a_step,
     urgent_job,
-    uses,
-    wait_admitted,
 )
 from support.docs.blocks import all_blocks
 
@@ -68,24 +66,12 @@ def wait_used(kube: Kube, pods: int) -> None:
     kube.wait("clusterqueues", "team", None, lambda found: real.used_cpu(found) in used, timeout=90, what=what)
 
 
-def is_evicted(found: Objects) -> bool:
-    return any(is_true(workload, "Evicted") and holds(workload) for workload in found)
-
-
-def take_a_step(job: Job, other: Json, submit: Submit, pods: int) -> None:
+def take(job: Job, other: Json, submit: Submit, pods: int) -> None:
     """Submit an urgent job of one pod, wait until the job has so many pods left, and print how long that takes."""
-    kube, begin = job.kube, time.monotonic()
-    submit(other)
-    kube.wait_list("workloads", job.namespace, is_evicted, selector=job.selector, timeout=90, what="a step is evicted")
-    evicted = time.monotonic()
-    fewer = lambda found: sum(map(uses, found)) == pods  # noqa: E731
-    kube.wait_list("pods", job.namespace, fewer, selector=job.workers, timeout=90, what=f"{pods} pods are left")
-    gone = time.monotonic()
-    name = other["metadata"]["name"]
-    wait_admitted(kube, job.namespace, name)
+    taken = take_a_step(job, lambda: submit(other), other["metadata"]["name"], pods)
     print(
-        f"{name}: step evicted {evicted - begin:.2f} s after it was submitted, pods gone {gone - evicted:.2f} s later, "
-        f"admitted {time.monotonic() - gone:.2f} s after that",
+        f"{other['metadata']['name']}: step evicted {taken.evicted:.2f} s after it was submitted, pods gone "
+        f"{taken.gone:.2f} s later, admitted {taken.admitted:.2f} s after that",
         flush=True,
     )
 
@@ -98,9 +84,9 @@ def test_a_job_gives_its_steps_to_more_urgent_jobs_and_grows_back(
     book.wait_steps_after(time.time(), world=4, timeout=120)
     wait_used(kube, 4)
 
-    take_a_step(job, urgent("first", shared_dir), submit, pods=3)
+    take(job, urgent("first", shared_dir), submit, pods=3)
     book.wait_steps_after(time.time(), world=3, timeout=90)
-    take_a_step(job, urgent("second", shared_dir), submit, pods=2)
+    take(job, urgent("second", shared_dir), submit, pods=2)
     book.wait_steps_after(time.time(), world=2, timeout=90)
     found = job.wait("FullyScaled", status="False", reason="InsufficientCapacity", timeout=90)
     assert "queue team has quota for 2 of 4 pods: Workload " in condition(found, "FullyScaled")["message"]

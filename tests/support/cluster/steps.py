@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from cluster.waiting import until
 from support.cluster import kueue as real
 from support.cluster.install import install
 from support.cluster.jobs import Job, manifest
-from support.cluster.kube import Json, Kube, condition, is_true
+from support.cluster.kube import Json, Kube, Objects, condition, is_true
 from support.cluster.logbook import LogBook
 
 STEPS = "elasticjob.dev/step-priority-class"
@@ -85,6 +86,37 @@ def urgent_job(name: str, queue: str, command: Sequence[str] = ("sleep", "infini
     priority = {"kueue.x-k8s.io/priority-class": URGENT["metadata"]["name"]}
     body["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": queue, **priority}
     return body
+
+
+@dataclass(frozen=True)
+class Taken:
+    """How a step was taken from a job for an urgent one. Seconds, each from the moment before."""
+
+    evicted: float
+    """From the creation of the urgent job until Kueue has evicted a step."""
+    gone: float
+    """Until its pods are gone."""
+    admitted: float
+    """Until Kueue has admitted the urgent job."""
+
+
+def take_a_step(job: Job, submit: Callable[[], object], urgent: str, pods: int) -> Taken:
+    """Submit the urgent job of this name, and wait until Kueue has admitted it and `job` has so many pods left."""
+
+    def is_evicted(found: Objects) -> bool:
+        return any(is_true(workload, "Evicted") and holds(workload) for workload in found)
+
+    def are_left(found: Objects) -> bool:
+        return sum(map(uses, found)) == pods
+
+    kube, begin = job.kube, time.monotonic()
+    submit()
+    kube.wait_list("workloads", job.namespace, is_evicted, selector=job.selector, timeout=90, what="a step is evicted")
+    evicted = time.monotonic()
+    kube.wait_list("pods", job.namespace, are_left, selector=job.workers, timeout=90, what=f"{pods} pods are left")
+    gone = time.monotonic()
+    wait_admitted(kube, job.namespace, urgent)
+    return Taken(evicted - begin, gone - evicted, time.monotonic() - gone)
 
 
 def holds(workload: Json) -> int:
