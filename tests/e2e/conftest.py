@@ -131,6 +131,20 @@ def shared_dir() -> Iterator[str]:
 
 
 @pytest.fixture
+def gpus(cluster_dir: Path) -> Iterator[Callable[[str, int], None]]:
+    """A function that says how many GPUs a Node has; none after the test."""
+    touched: set[str] = set()
+
+    def set_gpus(node: str, count: int) -> None:
+        touched.add(node)
+        verbs.gpus(node, count)
+
+    yield set_gpus
+    for node in touched:
+        verbs.gpus(node, 0)
+
+
+@pytest.fixture
 def submit(kube: Kube, namespace: str) -> Callable[[Json], Job]:
     """Create a job from a manifest in the test's namespace."""
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from cluster import verbs
 from support.cluster.install import RELEASE, SYSTEM
 from support.cluster.jobs import DIGITS, Job, manifest
 from support.cluster.kube import Json, Kube, condition
@@ -107,20 +106,6 @@ GATE = "GenericWorkload"
 KUBERNETES_GROUP = "scheduling.k8s.io"
 PAUSE = ["python3", "-c", "import signal; signal.pause()"]
 ONE_GPU: Json = {"limits": {"nvidia.com/gpu": 1}}
-
-
-@pytest.fixture
-def gpus() -> Iterator[Callable[[str, int], None]]:
-    """A function that says how many GPUs a Node has; none after the test."""
-    touched: set[str] = set()
-
-    def set_gpus(node: str, count: int) -> None:
-        touched.add(node)
-        verbs.gpus(node, count)
-
-    yield set_gpus
-    for node in touched:
-        verbs.gpus(node, 0)
 
 
 def nodes_of(job: Job) -> dict[str, str]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from cluster import verbs
 from support.cluster.jobs import Job, end_soon, kubectl, manifest, slow_digits
 from support.cluster.kube import Json, Kube, condition
 from support.cluster.logbook import LogBook
@@ -51,20 +50,6 @@ def test_replicas_beyond_the_capacity_of_the_cluster(submit: Submit, follow: Fol
     job.wait_status(worldSize=3)
     end_soon(shared_dir)
     job.wait("Complete", timeout=180)
-
-
-@pytest.fixture
-def gpus(cluster_dir: Path) -> Iterator[Callable[[str, int], None]]:
-    """Let nodes advertise GPUs; after the test they have none."""
-    touched: set[str] = set()
-
-    def set_gpus(node: str, count: int) -> None:
-        touched.add(node)
-        verbs.gpus(node, count)
-
-    yield set_gpus
-    for node in touched:
-        verbs.gpus(node, 0)
 
 
 @pytest.mark.takes_turns("gpus")
