@@ -23,6 +23,10 @@ settings.register_profile("short", _ANY_MACHINE, max_examples=25)
 settings.register_profile("deep", _ANY_MACHINE, max_examples=100)
 settings.load_profile("short")
 
+# Two processes that train on two cores with two threads each wait for each other's threads, and burn processor time.
+# Tests of what a process has by default take the variable away (`own_threads`).
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 _OF_PYTEST = "PYTEST_CURRENT_TEST"
 """The environment variable that pytest itself changes while a test runs."""
 _DESELECTED = pytest.StashKey[int]()
@@ -36,6 +40,12 @@ def own_environment() -> Iterator[None]:
     for name in os.environ.keys() - before.keys() - {_OF_PYTEST}:
         del os.environ[name]
     os.environ.update({name: value for name, value in before.items() if os.environ.get(name) != value})
+
+
+@pytest.fixture
+def own_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let torch and NumPy start as many threads as they do by default."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
 
 
 def pytest_collection(session: pytest.Session) -> None:

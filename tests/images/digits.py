@@ -26,7 +26,7 @@ ROOT = Root(
 )
 
 CONFIG = {
-    "Env": ["PATH=/usr/local/bin:/usr/bin:/bin"],
+    "Env": ["PATH=/usr/local/bin:/usr/bin:/bin", "OMP_NUM_THREADS=1"],
     "Cmd": ["python3", "/app/train.py"],
     "WorkingDir": "/app",
 }

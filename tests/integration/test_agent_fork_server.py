@@ -22,6 +22,8 @@ from elasticjob._runtime.agent.start_workers.worker_environment import worker_en
 from elasticjob._runtime.contract.messages import StartRound
 from elasticjob._runtime.contract.names import RoundId
 
+pytestmark = pytest.mark.usefixtures("own_threads")
+
 PRELOAD = ("json", "random", "multiprocessing")
 
 

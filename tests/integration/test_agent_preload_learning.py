@@ -17,7 +17,7 @@ from elasticjob._runtime.agent.processes import become_subreaper, descendants
 from elasticjob._runtime.agent.start_workers.command import parse_command
 from elasticjob._runtime.agent.start_workers.launcher import Launcher, WorkerStart
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("own_threads")]
 
 SCRIPT = """
 import os, sys

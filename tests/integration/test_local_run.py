@@ -613,6 +613,7 @@ def test_a_bad_manifest_is_a_usage_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.torch
+@pytest.mark.usefixtures("own_threads")
 def test_training_survives_the_loss_of_a_worker_an_agent_and_the_store(tmp_path: Path) -> None:
     """One DDP job with an unmodified script and forked workers; after each fault the new world makes steps."""
     done = tmp_path / "done"
