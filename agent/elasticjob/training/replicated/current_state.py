@@ -3,18 +3,39 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from elasticjob._runtime.contract.snapshot_format.commit_sequence import CommitSequence
 from elasticjob.training import progress_channel
+from elasticjob.training.replicated.copies.background_copy import BackgroundCopy
+from elasticjob.training.replicated.live.live_state import LiveState
+from elasticjob.training.snapshot_values.node_copies import NodeCopies
 
 if TYPE_CHECKING:
     from elasticjob.training.replicated.state import State
 
 
+@dataclass(frozen=True)
+class StateInternals:
+    """What a State consists of. State has no public names for it, because each of them could be a plain value's."""
+
+    live: LiveState
+    copies: NodeCopies
+    background: BackgroundCopy
+    sequence: CommitSequence
+    keep_live: Callable[[], None]
+    """Copies the live objects when the process ends."""
+    end_round: Callable[[], None]
+    """Keeps the state at the last step of a planned end."""
+
+
 class CurrentState:
     """The State that was created last, or called `sync` last, in this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, internals: Callable[[State], StateInternals]) -> None:
+        self._internals = internals
         self._state: weakref.ref[State] | None = None
 
     def get(self) -> State | None:
@@ -25,21 +46,18 @@ class CurrentState:
         """Let planned ends commit this State, and no longer an earlier one of this process."""
         earlier = self.get()
         if earlier is not None and earlier is not state:
-            earlier._give_way()
+            replaced = self._internals(earlier)
+            replaced.background.wait_ignoring_errors()
+            replaced.live.stop_watching()
         self._state = weakref.ref(state)
-        state._live.watch()
-        progress_channel.at_process_end(_keep_current)
-        progress_channel.on_stop_once(_commit_current)
+        self._internals(state).live.watch()
+        progress_channel.at_process_end(self._keep_live)
+        progress_channel.on_stop_once(self._end_round)
 
+    def _keep_live(self) -> None:
+        if (state := self.get()) is not None:
+            self._internals(state).keep_live()
 
-current = CurrentState()
-
-
-def _commit_current() -> None:
-    if (state := current.get()) is not None:
-        state._end_round()
-
-
-def _keep_current() -> None:
-    if (state := current.get()) is not None:
-        state._keep_live()
+    def _end_round(self) -> None:
+        if (state := self.get()) is not None:
+            self._internals(state).end_round()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, SupportsFloat, SupportsIndex
 
 from elasticjob._runtime.contract.names import PRESTART_ROUND, Env
@@ -29,7 +28,7 @@ from elasticjob.training.random_states import GENERATORS
 from elasticjob.training.replicated.changes.frozen_parameters import FrozenParameters
 from elasticjob.training.replicated.copies.background_copy import BackgroundCopy
 from elasticjob.training.replicated.copies.copy_writer import CopyWriter, PackedState
-from elasticjob.training.replicated.current_state import current
+from elasticjob.training.replicated.current_state import CurrentState, StateInternals
 from elasticjob.training.replicated.live.live_block import LiveBlock, Receive, receive_into
 from elasticjob.training.replicated.live.live_state import LiveState
 from elasticjob.training.replicated.live.rank_memory import RankMemory
@@ -263,11 +262,6 @@ class State:
         if self._random is not None:
             self._random.keep(self._version, self._live.random_states, self._copies.newest()[1].version)
 
-    def _give_way(self) -> None:
-        """Another State of this process is kept from now on."""
-        self._background.wait_ignoring_errors()
-        self._live.stop_watching()
-
     def _end_round(self) -> None:
         """At the last step of a planned end: keep the state for the next round, in the objects if they stay."""
         if progress_channel.process_survives_round() and self._survives_rounds:
@@ -392,20 +386,6 @@ class State:
         return PackedState(self._version, content, packed)
 
 
-@dataclass(frozen=True)
-class StateInternals:
-    """What a State consists of. State has no public names for it, because each of them could be a plain value's."""
-
-    live: LiveState
-    copies: NodeCopies
-    background: BackgroundCopy
-    sequence: CommitSequence
-    keep_live: Callable[[], None]
-    """Copies the live objects when the process ends."""
-    end_round: Callable[[], None]
-    """Keeps the state at the last step of a planned end."""
-
-
 def internals(state: State) -> StateInternals:
     """Return what a State consists of, to watch it or to put another step in its place."""
     return StateInternals(
@@ -416,3 +396,6 @@ def internals(state: State) -> StateInternals:
         keep_live=state._keep_live,
         end_round=state._end_round,
     )
+
+
+current = CurrentState(internals)
