@@ -81,7 +81,7 @@ crds: venv ## generate crds/elasticjobs.yaml, the chart's copy of it, and the pa
 
 .PHONY: integration
 integration: venv ## torch as our peer, and real processes on this machine; a GPU, where there is one
-	@$(PYTEST) -n 2 --dist loadfile tests/with_torch tests/conformance tests/integration tests/gpu --ignore tests/integration/test_cluster.py
+	@$(PYTEST) -n 2 --dist worksteal tests/with_torch tests/conformance tests/integration tests/gpu --ignore tests/integration/test_cluster.py
 
 .PHONY: cluster-test
 cluster-test: venv cluster ## the cluster itself: its verbs, and that it leaves nothing behind
@@ -134,11 +134,13 @@ test: ## what CI runs, fast tests first; those on the cluster run beside the oth
 	@$(MAKE) --no-print-directory -j2 programs images
 	@.ci/beside 'nice -n 19 $(MAKE) --no-print-directory model SAMPLE=1' '$(MAKE) --no-print-directory slow-tests'
 
-.PHONY: slow-tests
+.PHONY: slow-tests slowest-tests
 slow-tests:
 	@$(MAKE) --no-print-directory cluster-test
 	@$(MAKE) --no-print-directory metrics-server kueue
-	@.ci/beside '$(MAKE) --no-print-directory operator-test e2e' '$(MAKE) --no-print-directory unit-slow integration'
+	@.ci/beside '$(MAKE) --no-print-directory unit-slow operator-test' '$(MAKE) --no-print-directory slowest-tests'
+slowest-tests:
+	@.ci/beside '$(MAKE) --no-print-directory integration' '$(MAKE) --no-print-directory e2e'
 
 .PHONY: deep
 deep: ## the tests that `make test` leaves out: the whole explorer, all examples of property tests, and those marked `deep`

@@ -42,7 +42,7 @@ while not stop.item():
         print(f"step 5 rank {rank} pid {os.getpid()} restart {restart} at {time.time():.3f}", flush=True)
     if steps == 6 and rank == 1 and restart == "0":
         hangs_here()
-    time.sleep(0.005)
+    time.sleep(0.03)
 dist.destroy_process_group()
 """
 """Rank 1 of the first round sleeps forever after its sixth step and ignores SIGTERM."""

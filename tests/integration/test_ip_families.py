@@ -42,7 +42,7 @@ def train():
             name = f"{os.environ['RANK']} of {int(total)} over {os.environ['MASTER_ADDR']}"
             print(f"step {step} rank {name} pid {os.getpid()} at {time.time()}", flush=True)
         elasticjob.progress(step)
-        time.sleep(0.005)
+        time.sleep(0.02)
     dist.destroy_process_group()
 
 (elasticjob.restartable(train) if sys.argv[1] == "restartable" else train)()

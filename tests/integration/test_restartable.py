@@ -73,7 +73,7 @@ def train(argument):
         if requested("hold"):
             ctypes.PyDLL(None).sleep(10_000)
         elasticjob.progress(step)
-        time.sleep(0.005)
+        time.sleep(0.03)
     dist.destroy_process_group()
     return step
 

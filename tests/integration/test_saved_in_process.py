@@ -57,7 +57,7 @@ def train():
         if state.step == begin + 10:
             print("trains rank", dist.get_rank(), "from", begin, late, "pid", os.getpid(), flush=True)
         elasticjob.progress(state.step)
-        time.sleep(0.005)
+        time.sleep(0.03)
 
 train()
 """

@@ -52,7 +52,7 @@ def train():
             done.fill_(float(os.path.exists(os.path.join(folder, "done"))))
         dist.broadcast(done, 0)
         elasticjob.progress(state.step)
-        time.sleep(0.005)
+        time.sleep(0.03)
     dist.destroy_process_group()
 
 train()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 _SAMPLE = 10
-"""With `--sample`, each test runs with its first row, and with one of so many others."""
+"""With `--sample`, each test runs with its first row and one of so many others, unless it is marked `long_walk`."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -21,9 +21,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out: set[str] = set()
     if config.getoption("--sample"):
         rows = defaultdict(list)
+        left_out = {item.nodeid for item in ours if item.get_closest_marker("long_walk")}
         for item in ours:
             rows[item.nodeid.partition("[")[0]].append(item.nodeid)
-        left_out = {row for same in rows.values() for number, row in enumerate(same) if number % _SAMPLE}
+        left_out |= {row for same in rows.values() for number, row in enumerate(same) if number % _SAMPLE}
     if left_out:
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left_out])
         items[:] = [item for item in items if item.nodeid not in left_out]

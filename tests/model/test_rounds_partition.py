@@ -70,6 +70,7 @@ def _live_pods_do_not_matter(
 _confirmable_request = store_confirmation.confirmable_request
 
 
+@pytest.mark.long_walk
 @pytest.mark.parametrize(
     ("module", "name", "wrong"),
     [

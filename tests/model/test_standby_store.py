@@ -58,6 +58,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("pair", pairs, ids="+".join)
 
 
+@pytest.mark.long_walk
 def test_interleavings_around_two_faults_with_a_standby_store(pair: tuple[str, str], wide: bool) -> None:
     assert not explore(with_standby(4), pair, 2, WIDE_STATES if wide else STATES)
 
@@ -126,6 +127,7 @@ GROUPS = ("cut-store", "cut-store", "cut-store", "blip", "cut", "crash", "delay-
 """Faults of which several together separate a part of the agents from the store."""
 
 
+@pytest.mark.long_walk
 @pytest.mark.parametrize("kinds", [STANDBY_FAULTS, GROUPS], ids=["all", "groups"])
 def test_invariants_hold_with_a_standby_store_and_the_job_ends(kinds: tuple[str, ...], wide: bool) -> None:
     for seed in range(WIDE_WALKS if wide else WALKS):

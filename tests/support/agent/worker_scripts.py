@@ -28,7 +28,7 @@ while not stop.item():
         restart = os.environ["TORCHELASTIC_RESTART_COUNT"]
         line = f"step {steps} rank {rank} of {world} pid {os.getpid()} restart {restart}"
         print(f"{line} at {time.time():.4f}\\n", end="", flush=True)
-    time.sleep(0.005)
+    time.sleep(0.03)
 dist.destroy_process_group()
 """
 """Trains until the file named by its argument exists; prints its first and fifth step of each round."""

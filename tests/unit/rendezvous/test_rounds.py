@@ -62,13 +62,23 @@ def test_a_round_starts_at_once_when_the_target_is_reached() -> None:
     assert job.start_of(3).master_port == 5000
 
 
-def test_with_an_operator_there_is_no_last_call() -> None:
+def test_with_an_operator_the_round_has_all_pods_that_it_expects_without_a_last_call() -> None:
     job = Job()
     job.operator_view(*pods(0, 1), *pods(2, state=PodState.STARTING), *pods(3, state=PodState.UNSCHEDULABLE))
     job.announce(0, 1)
     assert job.members == []
     job.announce(2)
     assert len(job.members) == 3
+
+
+def test_a_pod_that_still_starts_is_waited_for_until_the_last_call_is_over() -> None:
+    job = Job()
+    job.operator_view(*pods(0, 1), *pods(2, state=PodState.STARTING))
+    job.announce(0, 1)
+    job.advance(SETTINGS.last_call_timeout - 1)
+    assert job.members == []
+    job.advance(1)
+    assert len(job.members) == 2
 
 
 def test_without_an_operator_the_last_call_decides() -> None:
