@@ -65,7 +65,10 @@ train()
 
 COMMITS_BESIDE_STEPS = """
 import torch, elasticjob
+from elasticjob._runtime.system.memory_file import memory_file
+from elasticjob.training import progress_channel
 
+progress_channel.channel.memory = tuple(memory_file("test") for _ in range(3))  # an agent's, for all States
 device = torch.device("cuda", 0)
 
 def make():
@@ -90,10 +93,8 @@ for _ in range(20):
     state.commit(non_blocking=True)
 committed = tensors(model, optimizer)
 step()
-copies = state._copies
 assert not all(map(torch.equal, tensors(model, optimizer), committed))
 model, optimizer, state = make()
-state._copies = copies
 state.sync()
 assert state.step == 20
 assert all(map(torch.equal, tensors(model, optimizer), committed))
@@ -108,6 +109,11 @@ def test_a_commit_beside_steps_has_the_weights_of_its_moment(tmp_path: Path) -> 
 
 COMMITS_TO_REGISTERED_MEMORY = """
 import torch, elasticjob
+from elasticjob._runtime.system.memory_file import memory_file
+from elasticjob.training import progress_channel
+from elasticjob.training.replicated.state import internals
+
+progress_channel.channel.memory = tuple(memory_file("test") for _ in range(3))  # an agent's, for all States
 
 device = torch.device("cuda", 0)
 
@@ -121,31 +127,31 @@ def make(mebibytes):
     return network, elasticjob.State(network=network)
 
 def check(state):
-    found = state._copies
+    found = internals(state).copies
     assert len(found.registered) == 2
     for registration in found.registered.values():
         assert registration.settled.wait(30)
-    assert all(torch.frombuffer(each, dtype=torch.uint8).is_pinned() for each in found._mapped.values())
+    assert all(torch.frombuffer(each, dtype=torch.uint8).is_pinned() for each in found.mapped.values())
 
 network, state = make(64)
 commit(state, 5)
 check(state)
-copies, expected = state._copies, network[0].detach().cpu()
+expected = network[0].detach().cpu()
 network, state = make(64)
-state._copies = copies
 state.sync()
 assert state.step == 5
 assert torch.equal(network[0].detach().cpu(), expected)
-network, state = make(96)
-state._copies = copies
+commit(state, 2)
+network.append(torch.rand(32 << 18, device=device))
 commit(state, 3)
 check(state)
+assert all(len(each) > 96 << 20 for each in internals(state).copies.mapped.values())
 print("registered")
 """
 
 
 def test_commits_copy_to_memory_that_the_driver_has_registered(tmp_path: Path) -> None:
-    """A State of another size gets other memory there."""
+    """A State whose size has changed gets other memory there."""
     command = script(tmp_path, COMMITS_TO_REGISTERED_MEMORY)
     assert subprocess.check_output(command, text=True, timeout=100).strip() == "registered"
 

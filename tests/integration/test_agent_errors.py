@@ -9,28 +9,22 @@ from pathlib import Path
 
 from elasticjob._runtime.agent.reporting.termination_message import read_round
 from elasticjob._runtime.contract.names import Env, RoundId
-from support.agent.lone_agent import lone_agent_environment
+from support.agent.lone_agent import OWN_COORDINATOR, lone_agent_environment
 from support.agent.worker_scripts import script
 from support.local.run import LocalRun, manifest
 
-BREAK_WHILE_STARTING_WORKERS = """
+BREAK_WHILE_STARTING_WORKERS = f"""{OWN_COORDINATOR}
 import sys
-from elasticjob._runtime.agent import runner
 from elasticjob._runtime.agent.main import main
 from elasticjob._runtime.agent.start_workers.launcher import Launcher
 
 async def broken(self, workers, keep):
     raise RuntimeError("lost track of the workers")
 
-async def joins(self):
-    from elasticjob._runtime.agent.state_machine import events
-    from elasticjob._runtime.contract.messages import StartRound
-    from elasticjob._runtime.contract.names import RoundId
-    start = StartRound(RoundId(1, 0, 1), 0, 1, 0, 1, 0, 1, "127.0.0.1", 1, 0, 3)
-    self._dispatch(events.Received(start))
+async def coordinate(send):
+    send(messages.StartRound(RoundId(1, 0, 1), 0, 1, 0, 1, 0, 1, "127.0.0.1", 1, 0, 3))
 
 Launcher.start = broken
-runner.Agent._connect = joins
 sys.exit(main(["python3", "-c", "pass"]))
 """
 

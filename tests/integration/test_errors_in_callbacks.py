@@ -17,7 +17,7 @@ import yaml
 from elasticjob._runtime.agent.processes import has_ended
 from elasticjob._runtime.agent.state_machine import effects
 from elasticjob._runtime.system.code_root import CODE_ROOT
-from support.agent.lone_agent import lone_agent_environment
+from support.agent.lone_agent import OWN_COORDINATOR, lone_agent_environment
 from support.agent.worker_scripts import script
 from support.common.child_process import ChildProcess
 from support.common.injected_errors import called, injecting
@@ -125,18 +125,36 @@ def test_every_callback_that_is_called_has_its_test(tmp_path: Path) -> None:
         assert {name for name in called(folder) if "." in name} <= known
 
 
-BREAK_AN_EFFECT = """
+ONE_ROUND = f"""{OWN_COORDINATOR}
 import asyncio, sys
 from dataclasses import replace
-from elasticjob._runtime.agent import runner
 from elasticjob._runtime.agent.state_machine import decide as machine, effects, events
 from elasticjob._runtime.agent.main import main
-from elasticjob._runtime.contract import messages
-from elasticjob._runtime.contract.names import ExitCode, RoundId
+from elasticjob._runtime.contract.names import ExitCode
 
 target, command = sys.argv[1], sys.argv[2:]
 round_id = RoundId(1, 0, 1)
 start = messages.StartRound(round_id, 0, 1, 0, 1, 0, 1, "127.0.0.1", 1, 0, 3)
+leave = messages.Finish(messages.Outcome.LEFT, "NodeLeft")
+launched = asyncio.Event()
+decide, create_workers = machine.decide, runner.WorkerGroup
+
+def watch_launch(state, event):
+    if isinstance(event, events.WorkersLaunched):
+        launched.set()
+    return decide(state, event)
+
+def keep_workers(*args):
+    global workers
+    workers = create_workers(*args)
+    return workers
+
+machine.decide, runner.WorkerGroup = watch_launch, keep_workers
+"""
+
+BREAK_AN_EFFECT = (
+    ONE_ROUND
+    + """
 arguments = {
     "Send": (messages.WorkersStarted(round_id),), "LaunchWorkers": (start,), "PrestartWorkers": (start,),
     "HoldWorkers": (round_id,), "StopWorkersAt": (round_id, 3), "StopWorkers": (0.0,), "DumpStacks": (round_id,),
@@ -145,55 +163,52 @@ arguments = {
     "Exit": (ExitCode.SUCCEEDED, messages.Termination(messages.Outcome.SUCCEEDED, "")),
 }
 effect = getattr(effects, target)(*arguments[target])
-decide, carry_out = machine.decide, runner.Agent._do
+execute = runner.Agent.execute
 
 def decide_to_fail(state, event):
-    decision = decide(state, event)
-    if isinstance(event, events.WorkersLaunched):
-        launched.set()
-    return replace(decision, state=state, effects=(effect,)) if isinstance(event, events.LeaveTimedOut) else decision
+    fails = event == events.Received(leave)
+    return replace(decide(state, event), state=state, effects=(effect,)) if fails else watch_launch(state, event)
 
 def fail(self, wanted):
     if wanted is effect and target == "FreezeWorkers":
-        carry_out(self, wanted)
+        execute(self, wanted)
     elif wanted is effect and target in ("LaunchWorkers", "PrestartWorkers"):
-        self._workers.expect_start()
+        workers.expect_start()
     if wanted is effect:
         raise ConnectionResetError("this effect fails")  # an error that callers expect of connections
-    carry_out(self, wanted)
+    execute(self, wanted)
 
-async def joins(self):
-    global launched
-    launched = asyncio.Event()
-    self._dispatch(events.Received(start))
+async def coordinate(send):
+    send(start)
     await launched.wait()
-    self._loop.call_soon(self._dispatch, events.LeaveTimedOut())  # from a callback, as a timer does
+    asyncio.get_running_loop().call_soon(send, leave)  # from a callback, as a timer does
     await asyncio.Event().wait()
 
-machine.decide, runner.Agent._do, runner.Agent._connect = decide_to_fail, fail, joins
+machine.decide, runner.Agent.execute = decide_to_fail, fail
 sys.exit(main(command))
 """
+)
 
 SUCCEEDS_AND_BREAKS = (
-    BREAK_AN_EFFECT.partition("decide, carry_out =")[0].partition("effect =")[0]
+    ONE_ROUND
     + """
-close = runner.Agent._close
+async def coordinate(send):
+    send(start)
+    await launched.wait()
+    finish_log_files = workers.finish_log_files
 
-async def joins(self):
-    self._dispatch(events.Received(start))
-    while self._state.round is None or not self._workers.table.processes():
-        await asyncio.sleep(0.01)
-    self._dispatch(events.Received(messages.Finish(messages.Outcome.LEFT, "NodeLeft")))
+    async def fail_and_finish():
+        asyncio.get_running_loop().call_soon(fail)
+        await asyncio.sleep(0)
+        await finish_log_files()
+
+    workers.finish_log_files = fail_and_finish
+    send(leave)
     await asyncio.Event().wait()
 
 def fail():
     raise RuntimeError("broken at the end")
 
-async def close_and_fail(self):
-    self._loop.call_soon(fail)
-    await close(self)
-
-runner.Agent._connect, runner.Agent._close = joins, close_and_fail
 sys.exit(main(command))
 """
 )

@@ -298,7 +298,7 @@ LOST = """
 @Wrapper(finalize=SayRecords(), **seconds(heartbeat_interval=0.1, heartbeat_timeout=2, monitor_process_interval=0.1))
 def train(call: CallWrapper):
     rank = join(call)
-    say("monitor", call._monitor_process.pid)
+    say("monitor", monitor_process(call).pid)
     if call.iteration == 0:
         while True:
             time.sleep(0.01)
@@ -498,16 +498,16 @@ class Silent(call_wrapper.MonitorThread):
     def start(self):
         pass
 
-call_wrapper.MonitorThread, call_wrapper._RESTART_TIMEOUT, real = Silent, 0.1, call_wrapper.MonitorThread
+call_wrapper.MonitorThread, call_wrapper.RESTART_TIMEOUT, real = Silent, 0.1, call_wrapper.MonitorThread
 run("no-restart", fail)
 call_wrapper.MonitorThread = real
 
 def kill_monitor(call: CallWrapper):
     if call.iteration == 0:
-        os.kill(call._monitor_process.pid, signal.SIGKILL)
+        os.kill(monitor_process(call).pid, signal.SIGKILL)
         while True:
             time.sleep(0.01)
-    return call._monitor_process.is_running
+    return monitor_process(call).is_running
 run("monitor", kill_monitor, finalize=SayRecords())
 
 def nested():

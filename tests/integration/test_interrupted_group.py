@@ -160,7 +160,7 @@ groups = process_groups.ProcessGroups()
 
 def bytes_to_send():
     return max(struct.unpack("i", fcntl.ioctl(s.fileno(), termios.TIOCOUTQ, bytes(4)))[0]
-               for s in connections(groups._gloo))
+               for s in connections(groups.addresses))
 
 def stop_while_sending():
     while bytes_to_send() < 1 << 16:

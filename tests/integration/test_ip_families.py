@@ -132,7 +132,7 @@ def train(call: CallWrapper):
     groups = process_groups.ProcessGroups()
     with groups.watch():
         join(call)
-        say("connections of gloo", sorted(groups._gloo), len(list(connections(groups._gloo))))
+        say("connections of gloo", sorted(groups.addresses), len(list(connections(groups.addresses))))
     if call.iteration == 0:
         if os.environ["RANK"] == "1":
             dist.barrier()

@@ -15,7 +15,7 @@ import pytest
 from elasticjob._runtime.contract.names import Env
 from elasticjob._runtime.store.open_files import connection_limit
 from elasticjob._runtime.system.code_root import CODE_ROOT, program
-from support.agent.lone_agent import lone_agent_environment
+from support.agent.lone_agent import OWN_COORDINATOR, lone_agent_environment
 from support.agent.worker_scripts import script
 from support.local.run import LocalRun, manifest
 
@@ -206,24 +206,21 @@ def test_the_store_of_a_round_serves_more_connections_than_the_soft_limit_of_ope
         assert run.exit_code() == 0, run.text
 
 
-HOSTS_A_LARGE_ROUND = """
+HOSTS_A_LARGE_ROUND = f"""{OWN_COORDINATOR}
 import sys
-from elasticjob._runtime.agent import runner
-from elasticjob._runtime.agent.execution import worker_executor
-from elasticjob._runtime.agent.state_machine import events
 from elasticjob._runtime.agent.main import main
-from elasticjob._runtime.contract.messages import StartRound
-from elasticjob._runtime.contract.names import RoundId
 
-async def joins(self):
-    self._dispatch(events.Received(StartRound(RoundId(1, 0, 1), 0, 2500, 0, 20000, 0, 20000, "127.0.0.1", 1, 0, 3)))
+async def coordinate(send):
+    send(messages.StartRound(RoundId(1, 0, 1), 0, 2500, 0, 20000, 0, 20000, "127.0.0.1", 1, 0, 3))
 
-async def launches(self, start, store):
+admit_workers = runner.admit_workers
+
+def admit(store, start, open_files):
+    admit_workers(store, start, open_files)
     print("limit", store.limits.connections, flush=True)
     raise RuntimeError("seen enough")
 
-runner.Agent._connect = joins
-worker_executor.WorkerExecutor._launch = launches
+runner.admit_workers = admit
 sys.exit(main(["true"]))
 """
 

@@ -26,18 +26,20 @@ import os, sys, time
 import torch
 import torch.distributed as dist
 import elasticjob
+from elasticjob.training.replicated.state import internals
 
 folder, raises = sys.argv[1], int(sys.argv[2])
 model = torch.nn.Linear(4, 4)
 state = elasticjob.State(model=model, step=0, late=0, path=os.path.join(folder, "state"))
 
-write_copy = state._writer.write
+writer = internals(state).writer
+write_copy = writer.write
 
 def slow_copy(packed):
     time.sleep(3)
     return write_copy(packed)
 
-state._writer.write = slow_copy
+writer.write = slow_copy
 
 @elasticjob.restartable
 def train():

@@ -117,7 +117,7 @@ def test_a_rank_that_ends_within_the_last_call_wait_is_left_out_at_once(tmp_path
 COMES_BACK = """
 @Wrapper(finalize=SayRecords(), **seconds(heartbeat_interval=0.1, heartbeat_timeout=2, monitor_process_interval=0.1))
 def train(call: CallWrapper):
-    say("monitor", call._monitor_process.pid)
+    say("monitor", monitor_process(call).pid)
     rank = join(call)
     if call.iteration == 0:
         threading.Event().wait()  # until this rank is interrupted
@@ -162,7 +162,7 @@ REDUCES = """
 @Wrapper(last_call_wait=timedelta(0), **seconds(heartbeat_timeout=100, soft_timeout=103, hard_timeout=105))
 def train(call: CallWrapper):
     join(call)
-    say("monitor", call._monitor_process.pid)
+    say("monitor", monitor_process(call).pid)
     while call.iteration == 0:
         dist.all_reduce(torch.ones(1))  # until a rank is killed
     dist.all_reduce(torch.ones(1))

@@ -1,4 +1,4 @@
-"""The environment of an agent that runs without a store."""
+"""An agent that runs without a store: its environment, and a coordinator that is part of its process."""
 
 from __future__ import annotations
 
@@ -7,6 +7,23 @@ from pathlib import Path
 
 from elasticjob._runtime.contract.names import Env
 from elasticjob._runtime.system.code_root import CODE_ROOT
+
+OWN_COORDINATOR = """
+from elasticjob._runtime.agent import runner
+from elasticjob._runtime.contract import messages
+from elasticjob._runtime.contract.names import RoundId
+
+class OwnCoordinator(runner.CoordinatorClient):
+    def __init__(self, dial, greeting, on_message, **options):
+        super().__init__(dial, greeting, on_message, **options)
+        self.send_to_agent = on_message
+
+    async def run(self):
+        await coordinate(self.send_to_agent)
+
+runner.CoordinatorClient = OwnCoordinator
+"""
+"""The begin of a script that defines `async def coordinate(send)`: what the agent gets, instead of a connection."""
 
 
 def lone_agent_environment(log: Path) -> dict[str, str]:

@@ -62,16 +62,16 @@ def replace(owner, method, at):
 
 def inject_effects():
     from elasticjob._runtime.agent import runner
-    carry_out = runner.Agent._do
+    carry_out = runner.Agent.execute
 
-    def do(self, effect):
+    def execute(self, effect):
         with open(os.path.join(FOLDER, "called"), "a") as file:
             file.write(type(effect).__name__ + "\\n")
         if type(effect).__name__ == TARGET:
             once(TARGET)
         return carry_out(self, effect)
 
-    runner.Agent._do = do
+    runner.Agent.execute = execute
 
 
 if ROLE and ROLE in sys.orig_argv[2:4] and (ROLE != "agent" or POD.endswith("-1-0")):

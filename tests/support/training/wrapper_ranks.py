@@ -18,6 +18,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from elasticjob.inprocess import *
+from elasticjob.inprocess._call.call_wrapper import monitor_process
 
 FOLDER = sys.argv[1]
 

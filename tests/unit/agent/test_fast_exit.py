@@ -194,7 +194,7 @@ sys.path.insert(0, sys.argv[1])
 from elasticjob._runtime.system import robust_mutex
 from elasticjob._runtime.system.robust_mutex import HeldMutex, MutexMemory, mutex_memory
 
-robust_mutex._SIZE = 4096  # 63 mutexes
+robust_mutex.MEMORY_SIZE = 4096  # 63 mutexes
 memory = MutexMemory(mutex_memory())
 
 

@@ -274,13 +274,14 @@ class Agent:
         self._state = decision.state
         try:
             for effect in decision.effects:
-                self._do(effect)
+                self.execute(effect)
         except Exception as error:
             # The state says that all effects have happened, and the caller may take this for an error of its own.
             self._fail(error)
             raise
 
-    def _do(self, effect: Effect) -> None:
+    def execute(self, effect: Effect) -> None:
+        """Execute one effect, or begin it."""
         match effect:
             case Send(message):
                 self._send(message)

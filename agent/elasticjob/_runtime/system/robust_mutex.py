@@ -22,7 +22,7 @@ from elasticjob._runtime.system.memory_file import fixed_memory_file
 
 _MUTEX_SIZE = 64
 """Bytes of a mutex in the memory: `pthread_mutex_t` has 40 to 48."""
-_SIZE = 1 << 20
+MEMORY_SIZE = 1 << 20
 """Bytes of the memory. Pages that are never used take no memory."""
 _SHARED = _ROBUST = 1
 """PTHREAD_PROCESS_SHARED, PTHREAD_MUTEX_ROBUST."""
@@ -42,7 +42,7 @@ class MutexMemory:
     """Numbered mutexes. All processes that map the same file share them, and so do the processes that they fork."""
 
     def __init__(self, descriptor: int) -> None:
-        self._memory = mmap.mmap(descriptor, _SIZE)
+        self._memory = mmap.mmap(descriptor, MEMORY_SIZE)
         self._all_words = memoryview(self._memory).cast("I")
         self._last = ctypes.c_uint32.from_buffer(self._memory)
         """The number that was reserved last. It is in the shared memory because a child may take over from its parent,
@@ -54,7 +54,7 @@ class MutexMemory:
         Only one process may call this at a time, and the processes that get the numbers must have called `try_hold`
         before the next call. The number of a process that has ended is used again as late as possible.
         """
-        mutexes = _SIZE // _MUTEX_SIZE - 1
+        mutexes = MEMORY_SIZE // _MUTEX_SIZE - 1
         found: list[int] = []
         for i in range(mutexes):
             if len(found) == count:
@@ -127,7 +127,7 @@ class HeldMutex(NamedTuple):
 def mutex_memory() -> int | None:
     """Return the descriptor of a new file for `MutexMemory`; None if it cannot be created."""
     try:
-        return fixed_memory_file("elasticjob-mutexes", _SIZE)
+        return fixed_memory_file("elasticjob-mutexes", MEMORY_SIZE)
     except OSError:
         return None
 

@@ -30,6 +30,7 @@ from elasticjob.inprocess._stores.store_mixin import IterationOutcome, StoreMixi
 from elasticjob.inprocess._threads.interruption import Interrupter, RankShouldRestart
 from elasticjob.inprocess.attribution import Interruption, InterruptionRecord
 from elasticjob.inprocess.exception import InternalError, RestartError
+from elasticjob.inprocess.monitor_process import MonitorProcess
 from elasticjob.inprocess.monitor_thread import MonitorThread
 from elasticjob.inprocess.progress_watchdog import ProgressWatchdog
 from elasticjob.inprocess.state import State
@@ -37,7 +38,7 @@ from elasticjob.training.devices import is_asynchronous
 
 log = logging.getLogger(__name__)
 
-_RESTART_TIMEOUT = 5.0
+RESTART_TIMEOUT = 5.0
 """Seconds within which the monitor thread must see an interruption that this rank has recorded."""
 
 _running = threading.Lock()
@@ -266,7 +267,7 @@ class CallWrapper:
     def _wait_for_restart(self) -> None:
         """Wait for the exception that the monitor thread raises here; return if none comes."""
         interrupted = threading.Event()
-        while not interrupted.wait(_RESTART_TIMEOUT):
+        while not interrupted.wait(RESTART_TIMEOUT):
             if not self._interrupter.pending:
                 return
 
@@ -376,6 +377,11 @@ class CallWrapper:
         except (OSError, RuntimeError) as error:
             log.error("rank %d could not report that it has left: %s", self._state.rank, error)
         self._thread = None
+
+
+def monitor_process(call: CallWrapper) -> MonitorProcess:
+    """Return the monitor process of this rank: no attribute of its call, which scripts get, has it."""
+    return call._monitor_process
 
 
 def _check_process() -> None:

@@ -66,7 +66,7 @@ class ProcessGroups:
     def __init__(self) -> None:
         self._known: set[int] = set()
         """Ids of the groups whose addresses have been read."""
-        self._gloo: set[Address] = set()
+        self.addresses: set[Address] = set()
         """Addresses on which the members of this process's gloo groups listen."""
         self._older_workers: frozenset[str] = frozenset()
         """Threads of gloo of groups that were not created while `watch` is active."""
@@ -105,7 +105,7 @@ class ProcessGroups:
         groups = known_groups()
         # Before anything else: kernels that are queued behind an abort delay it, and they become more.
         self._begin_aborts([*self._forming, *(backend for group, _ in groups for backend in backends_of(group))])
-        gloo, self._gloo = self._gloo, set()
+        gloo, self.addresses = self.addresses, set()
         if unknown := [group for group in groups if id(group[0]) not in self._known and has_gloo(group[0])]:
             self._known |= {id(group) for group, _ in unknown}
             gloo |= read_in_time([published_by(*group) for group in unknown], _READ_TIMEOUT)
@@ -168,7 +168,7 @@ class ProcessGroups:
         limit.start()
         try:
             synchronize_device()
-            shut_down_connections(self._gloo)
+            shut_down_connections(self.addresses)
             self._destroy()
         finally:
             limit.cancel()
@@ -182,7 +182,7 @@ class ProcessGroups:
                 dist.destroy_process_group()
         forget_groups()
         end_in_background(gloo)
-        self._known, self._gloo, self._aborted, self._forming = set(), set(), [], []
+        self._known, self.addresses, self._aborted, self._forming = set(), set(), [], []
         self._listening_before, self._broken = None, False
 
     # ---- creation of groups
@@ -254,7 +254,7 @@ class ProcessGroups:
             if id(group) not in self._known:
                 self._known.add(id(group))
                 if has_gloo(group):
-                    self._gloo |= published_addresses(*published_by(group, ("", store)))
+                    self.addresses |= published_addresses(*published_by(group, ("", store)))
 
     # ---- aborts
 
@@ -269,7 +269,7 @@ class ProcessGroups:
             thread.start()
         if threads:
             before = listening() if self._listening_before is None else {*self._listening_before}
-            before |= {address for address in listening() if end(address) in self._gloo}
+            before |= {address for address in listening() if end(address) in self.addresses}
             wakes = threading.Thread(target=wake_while, args=(threads, before), daemon=True, name="abort-wake-up")
             wakes.start()
         self._aborts += threads

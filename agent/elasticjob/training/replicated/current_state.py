@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from elasticjob._runtime.contract.snapshot_format.commit_sequence import CommitSequence
 from elasticjob.training import progress_channel
 from elasticjob.training.replicated.copies.background_copy import BackgroundCopy
+from elasticjob.training.replicated.copies.copy_writer import CopyWriter
 from elasticjob.training.replicated.live.live_state import LiveState
 from elasticjob.training.snapshot_values.node_copies import NodeCopies
 
@@ -23,6 +24,7 @@ class StateInternals:
 
     live: LiveState
     copies: NodeCopies
+    writer: CopyWriter
     background: BackgroundCopy
     sequence: CommitSequence
     keep_live: Callable[[], None]

@@ -391,6 +391,7 @@ def internals(state: State) -> StateInternals:
     return StateInternals(
         live=state._live,
         copies=state._copies,
+        writer=state._writer,
         background=state._background,
         sequence=state._sequence,
         keep_live=state._keep_live,

@@ -28,7 +28,8 @@ class NodeCopies:
         self.is_writer = is_writer
         self._shared = tuple(shared[:COPIES]) or _own_memory()
         self._written = self._shared if is_writer else _own_memory()
-        self._mapped: dict[int, mmap.mmap] = {}
+        self.mapped: dict[int, mmap.mmap] = {}
+        """Memory of the blocks that this process has written, by descriptor."""
         self.registered: dict[int, pinned_memory.Registration] = {}
         weakref.finalize(self, _end_all, self.registered)  # at the end of the process too
 
@@ -55,12 +56,12 @@ class NodeCopies:
 
     def _memory(self, descriptor: int, size: int) -> mmap.mmap:
         """Return memory for at least `size` bytes, if possible that of the last block there."""
-        mapped = self._mapped.get(descriptor)
+        mapped = self.mapped.get(descriptor)
         fits = mapped is not None and size <= len(mapped) <= size + 2 * GRANULE
         room = len(mapped) if mapped is not None and fits else -(-size // GRANULE) * GRANULE
         if mapped is not None and not state_block.is_mapped(descriptor, room, mapped):
             self._unregister(descriptor)  # before its pages go
-        memory = self._mapped[descriptor] = state_block.begin_write(descriptor, room, mapped)
+        memory = self.mapped[descriptor] = state_block.begin_write(descriptor, room, mapped)
         return memory
 
     def _register(self, descriptor: int, memory: mmap.mmap) -> None:
@@ -84,7 +85,7 @@ class NodeCopies:
     def release(self) -> None:
         """Free this worker's own memory; the pod's copies stay."""
         if not self.is_writer:
-            self._mapped = {}
+            self.mapped = {}
             for descriptor in self._written:
                 os.ftruncate(descriptor, 0)
 
