@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from enum import Enum
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from elasticjob._runtime.store.connections import Peer
@@ -25,6 +26,19 @@ LinkHandler: TypeAlias = Callable[[Peer, int, bytes], Coroutine[None, None, None
 """Serves a connection whose first request was LINK: (peer, its protocol version, further bytes)."""
 
 
+class Admission(Enum):
+    """How far a client has come before its requests are executed."""
+
+    NEW = "NEW"
+    """It has not sent VALIDATE yet."""
+    WAITS = "WAITS"
+    """It has sent VALIDATE, and waits for its agent's control link."""
+    ADMITTED = "ADMITTED"
+
+
+_NEW, _WAITS, _ADMITTED = Admission  # read with each request
+
+
 class ClientConnection(asyncio.BufferedProtocol):
     """One connection, until it ends or becomes a control link."""
 
@@ -36,10 +50,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.peer: Peer
         self.timer: asyncio.TimerHandle | None = None
         """Closes the connection. Runs until the first request, during an incomplete request, and for a slow reader."""
-        self._served = False
-        """Whether the client has sent VALIDATE and is admitted."""
-        self._waits = False
-        """Whether the client has sent VALIDATE and waits for its agent's control link."""
+        self._admission = _NEW
         self._reading = True
         # A pending wait can end during this client's own turn; the executor keeps its answers in order.
         self._executor = RequestExecutor(self._store, server.limits.reply, self._flush)
@@ -87,7 +98,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     def _take_turn(self) -> None:
         try:
             self._serve()
-            if not self._served:
+            if self._admission is not _ADMITTED:
                 self._check_unauthenticated()
             elif self._held or self._reader.pending:
                 self._account_pending()
@@ -102,7 +113,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def _serve(self) -> None:
         """Serve requests that have arrived, and decide whether to go on reading from the client."""
-        if self.transport.is_closing() or self._waits:
+        if self.transport.is_closing() or self._admission is _WAITS:
             return
         try:
             more = self._serve_some()
@@ -111,7 +122,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self.transport.is_closing():
             return
         slow = self in self._server.slow_readers
-        self._set_reading(not (more or slow or self._waits))
+        self._set_reading(not (more or slow or self._admission is _WAITS))
         if more and not slow:
             asyncio.get_running_loop().call_soon(self._take_turn)
 
@@ -147,7 +158,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def _handle(self, request: Request) -> bool:
         """Handle one request; return whether the next one may be handled now."""
-        if self._served:
+        if self._admission is _ADMITTED:
             self._server.connections.counters.requests += 1
             if request.op is Op.WHEN_LOST:
                 self._server.set_last_requests(self, request)
@@ -166,9 +177,9 @@ class ClientConnection(asyncio.BufferedProtocol):
                 "no-link",
                 "no agent of this job has a control link from its address",
             )
-            self._waits = True
+            self._admission = _WAITS
             self._server.connections.add_waiting(self)
-        return self._served
+        return self._admission is _ADMITTED
 
     def _validate(self, request: Request) -> None:
         if request.op is not Op.VALIDATE or request.number != MAGIC:
@@ -180,7 +191,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def _begin(self) -> None:
         """Serve the client from now on."""
-        self._served = True
+        self._admission = _ADMITTED
         self._stop_timer()
         self.peer.authenticated()
         self.transport.set_write_buffer_limits(high=self._server.limits.write_buffer)
@@ -188,7 +199,6 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def admit(self) -> None:
         """Serve the client, whose address is admitted now. It is no longer among those that wait."""
-        self._waits = False
         self._begin()
         asyncio.get_running_loop().call_soon(self._take_turn)
 
@@ -235,8 +245,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._executor.cancel_wait()
         self._store.account(-self._held)
         self._held = 0
-        if self._waits:
-            self._waits = False
+        if self._admission is _WAITS:
+            self._admission = _NEW
             self._server.connections.remove_waiting(self)
         for group in (self._server.clients, self._server.slow_readers):
             group.discard(self)
