@@ -14,7 +14,7 @@ import pytest
 import elasticjob
 from support.common.child_process import ChildProcess
 from support.local.run import LocalRun, manifest
-from support.training.wrapper_ranks import PRELUDE, ranks, trains
+from support.training.wrapper_ranks import PRELUDE, Ranks, start_ranks, trains
 
 pytestmark = pytest.mark.torch
 pytest.importorskip("torch.distributed")
@@ -75,7 +75,7 @@ say("then", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], "called again", 
 """
 
 
-def test_an_exception_restarts_all_ranks_in_their_processes(tmp_path: Path) -> None:
+def test_an_exception_restarts_all_ranks_in_their_processes(ranks: Ranks, tmp_path: Path) -> None:
     with ranks(tmp_path, RESTART, 3) as (first, second, spare):
         for iteration in (0, 1):
             trains(first, 0, 2, iteration)
@@ -111,7 +111,7 @@ say("returned", train())
 """
 
 
-def test_ranks_that_are_killed_are_left_out_also_the_one_that_started_the_store(tmp_path: Path) -> None:
+def test_ranks_that_are_killed_are_left_out_also_the_one_that_started_the_store(ranks: Ranks, tmp_path: Path) -> None:
     with ranks(tmp_path, KILLED, 3) as (first, second, third):
         for rank, process in enumerate((first, second, third)):
             trains(process, rank, 3, 0)
@@ -140,7 +140,7 @@ train(None)
 """
 
 
-def test_a_rank_that_waits_in_init_process_group_is_interrupted_too(tmp_path: Path) -> None:
+def test_a_rank_that_waits_in_init_process_group_is_interrupted_too(ranks: Ranks, tmp_path: Path) -> None:
     with ranks(tmp_path, JOINS, 2) as (first, second):
         trains(first, 0, 2, 1)
         trains(second, 1, 2, 1)
@@ -190,14 +190,14 @@ say("done")
 """
 
 
-def test_a_spare_pings_while_it_waits_longer_than_the_soft_timeout(tmp_path: Path) -> None:
+def test_a_spare_pings_while_it_waits_longer_than_the_soft_timeout(ranks: Ranks, tmp_path: Path) -> None:
     with ranks(tmp_path, SPARE, 2) as (active, spare):
         assert [process.exit_code() for process in (active, spare)] == [0, 0]
     assert re.findall("^iteration .*|^done", active.text, re.MULTILINE) == ["iteration 0", "done"]
     assert re.findall("^iteration .*|^done", spare.text, re.MULTILINE) == ["done"]
 
 
-def test_a_base_exception_ends_its_rank_and_a_spare_takes_its_place(tmp_path: Path) -> None:
+def test_a_base_exception_ends_its_rank_and_a_spare_takes_its_place(ranks: Ranks, tmp_path: Path) -> None:
     with ranks(tmp_path, LEAVES, 3) as (first, second, spare):
         trains(second, 1, 2, 0)
         first.wait_for("records 1:BASE_EXCEPTION")
@@ -230,7 +230,7 @@ say("returned", train(None))
 """
 
 
-def test_a_rank_that_stops_to_ping_causes_a_restart(tmp_path: Path) -> None:
+def test_a_rank_that_stops_to_ping_causes_a_restart(ranks: Ranks, tmp_path: Path) -> None:
     with ranks(tmp_path, SOFT, 2) as processes:
         for rank, process in enumerate(processes):
             trains(process, rank, 2, 0)
@@ -274,7 +274,7 @@ def hang():
 """
 
 
-def test_a_process_that_holds_the_gil_is_killed_by_its_monitor_process(tmp_path: Path) -> None:
+def test_a_process_that_holds_the_gil_is_killed_by_its_monitor_process(ranks: Ranks, tmp_path: Path) -> None:
     with ranks(tmp_path, HOLDS_THE_GIL + HARD, 2) as (first, second):
         trains(second, 1, 2, 0)
         first.wait_for("records 1:HARD_TIMEOUT$")
@@ -284,7 +284,9 @@ def test_a_process_that_holds_the_gil_is_killed_by_its_monitor_process(tmp_path:
     assert "made no progress for 3 s" in (tmp_path / "monitor-1.log").read_text()
 
 
-def test_a_stopped_process_continues_to_handle_sigterm_and_is_killed_after_the_grace_time(tmp_path: Path) -> None:
+def test_a_stopped_process_continues_to_handle_sigterm_and_is_killed_after_the_grace_time(
+    ranks: Ranks, tmp_path: Path
+) -> None:
     with ranks(tmp_path, STOPS_ITSELF + HARD, 2) as (first, second):
         trains(second, 1, 2, 0)
         first.wait_for("records 1:HARD_TIMEOUT$")
@@ -316,7 +318,7 @@ say("returned", train(None))
     ],
 )
 def test_a_rank_that_is_lost_with_its_monitor_process_is_noticed(
-    number: signal.Signals, record: str, tmp_path: Path
+    ranks: Ranks, number: signal.Signals, record: str, tmp_path: Path
 ) -> None:
     with ranks(tmp_path, LOST, 2) as (first, second):
         lost = int(second.wait_for("monitor (.*)")[1]), second.process.pid
@@ -363,8 +365,9 @@ say("returned", train(None))
 
 
 def test_another_store_serves_ranks_and_their_monitor_processes(tmp_path: Path) -> None:
+    """Here `python` starts each rank, as for users: the ranks of the other tests are forks."""
     (tmp_path / "file_store.py").write_text(FILE_STORE)
-    with ranks(tmp_path, OTHER_STORE, 2) as (first, second):
+    with start_ranks(tmp_path, OTHER_STORE, 2) as (first, second):
         trains(second, 1, 2, 0)
         second.process.kill()
         first.wait_for("records 1:TERMINATED$")
@@ -552,7 +555,7 @@ run("barrier-timeout", lambda: 1, **seconds(
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def alone(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What each scenario of `ALONE` ended with, by name."""
     with ranks(tmp_path_factory.mktemp("alone"), ALONE, 1) as (process,):
         assert process.exit_code() == 0, process.text

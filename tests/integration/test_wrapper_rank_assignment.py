@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from support.common.child_process import ChildProcess
-from support.training.wrapper_ranks import ranks, trains
+from support.training.wrapper_ranks import Ranks, trains
 
 pytestmark = pytest.mark.torch
 pytest.importorskip("torch.distributed")
@@ -58,7 +58,7 @@ def takes_its_place(process: ChildProcess, initial_rank: int, iteration: int, pl
     ids=["FillGaps", "StableRanks", "Tree", "WholeNodes"],
 )  # fmt: skip
 def test_the_remaining_ranks_take_the_places_of_the_rule(
-    tmp_path: Path, rule: str, hosts: str, killed: int, before: Places, after: Places
+    ranks: Ranks, tmp_path: Path, rule: str, hosts: str, killed: int, before: Places, after: Places
 ) -> None:
     with ranks(tmp_path, f"RULE = {rule}\n{PLACES}", len(before[0]), hosts.split()) as processes:
         for initial_rank, process in enumerate(processes):

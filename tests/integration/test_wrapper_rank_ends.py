@@ -14,7 +14,7 @@ import pytest
 
 from elasticjob.inprocess._stores.socket_store import SocketStore
 from support.common.ports import free_port
-from support.training.wrapper_ranks import ranks, trains
+from support.training.wrapper_ranks import Ranks, trains
 
 pytestmark = pytest.mark.torch
 pytest.importorskip("torch.distributed")
@@ -57,7 +57,7 @@ def train(call: CallWrapper):
     ],
 )
 def test_a_hook_that_fails_after_a_fault_ends_its_rank_and_the_other_one_continues(
-    tmp_path: Path, kind: str, argument: str, error: str
+    ranks: Ranks, tmp_path: Path, kind: str, argument: str, error: str
 ) -> None:
     script = f"KIND, ARGUMENT = {kind}, {argument!r}\n{HOOK_FAILS}{END}"
     with ranks(tmp_path, script, 2) as (healthy, unhealthy):
@@ -77,7 +77,7 @@ def train(call: CallWrapper):
 """
 
 
-def test_ranks_restart_when_one_does_not_return_within_the_completion_timeout(tmp_path: Path) -> None:
+def test_ranks_restart_when_one_does_not_return_within_the_completion_timeout(ranks: Ranks, tmp_path: Path) -> None:
     """The barrier waits in chunks, here of 29.5 s: the time-out ends within one."""
     with ranks(tmp_path, NEVER_RETURNS + END, 2) as (first, second):
         first.wait_for("^completes iteration 0$")
@@ -99,7 +99,7 @@ def train(call: CallWrapper):
 """
 
 
-def test_a_rank_that_ends_within_the_last_call_wait_is_left_out_at_once(tmp_path: Path) -> None:
+def test_a_rank_that_ends_within_the_last_call_wait_is_left_out_at_once(ranks: Ranks, tmp_path: Path) -> None:
     port = free_port(following=1)
     with ranks(tmp_path, KILLED + END, 3, MASTER_PORT=str(port)) as (first, second, third):
         for rank, process in enumerate((first, second, third)):
@@ -142,7 +142,7 @@ def stopped(*pids: int) -> Iterator[None]:
                 os.kill(pid, signal.SIGCONT)
 
 
-def test_a_rank_that_comes_back_after_it_was_counted_as_lost_gets_a_restart_error(tmp_path: Path) -> None:
+def test_a_rank_that_comes_back_after_it_was_counted_as_lost_gets_a_restart_error(ranks: Ranks, tmp_path: Path) -> None:
     with ranks(tmp_path, COMES_BACK + END, 2) as (first, second):
         monitor = int(second.wait_for("^monitor (.*)")[1])
         for rank, process in enumerate((first, second)):
@@ -174,7 +174,7 @@ meet()
 
 
 @pytest.mark.parametrize("with_monitor", [False, True], ids=["its process", "its monitor process too"])
-def test_the_others_go_on_at_once_when_a_rank_is_killed(with_monitor: bool, tmp_path: Path) -> None:
+def test_the_others_go_on_at_once_when_a_rank_is_killed(ranks: Ranks, with_monitor: bool, tmp_path: Path) -> None:
     """Its heartbeats would be missed after 100 s. The store's server sees that its connections are closed."""
     with ranks(tmp_path, REDUCES + END, 3) as (first, killed, third):
         for rank, process in enumerate((first, killed, third)):

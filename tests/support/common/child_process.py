@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import threading
@@ -10,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+from support.common.torch_forks import StartFork
 
 SHOWN_LINES = 300
 
@@ -27,11 +30,13 @@ class ChildProcess:
         cwd: Path | None = None,
         env: Mapping[str, str] | None = None,
         new_session: bool = False,
+        fork: StartFork | None = None,
     ) -> None:
+        """Start the process: by `fork`, if there is one, which takes `env` only."""
         self.lines: list[str] = []
         self._searched = 0
         self._changed = threading.Condition()
-        self.process = subprocess.Popen(
+        self.process = fork(command, env or os.environ) if fork else subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", cwd=cwd, env=env,
             start_new_session=new_session,
         )  # fmt: skip

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 import elasticjob
 from support.common.child_process import ChildProcess
 from support.common.ports import free_port
+from support.common.torch_forks import StartFork
 
+Ranks = Callable[..., AbstractContextManager[Sequence[ChildProcess]]]
+"""`start_ranks` without its argument `fork`."""
 PRELUDE = """
 import atexit, contextlib, ctypes, os, signal, sys, threading, time
 from datetime import timedelta
@@ -59,12 +62,19 @@ class SayRecords(Finalize):
 
 
 @contextmanager
-def ranks(
-    folder: Path, script: str, world_size: int, hosts: Sequence[str] = (), **variables: str
+def start_ranks(
+    folder: Path,
+    script: str,
+    world_size: int,
+    hosts: Sequence[str] = (),
+    *,
+    fork: StartFork | None = None,
+    **variables: str,
 ) -> Iterator[Sequence[ChildProcess]]:
     """Run a script as `world_size` ranks on this machine, each with the environment that a launcher sets.
 
     `hosts`: ELASTICJOB_TOPOLOGY of each rank; default: the ranks share this machine.
+    `fork`: what starts each rank; default: `python`.
     """
     (folder / "script.py").write_text(PRELUDE + script)
     environ = {
@@ -79,10 +89,8 @@ def ranks(
     command = [sys.executable, str(folder / "script.py"), str(folder)]
     own = [{"ELASTICJOB_TOPOLOGY": host} for host in hosts] or [{}] * world_size
     with ExitStack() as stack:
-        started = [ChildProcess(command, env={**environ, **own[rank], "RANK": str(rank)}) for rank in range(world_size)]
-        for process in started:
-            stack.enter_context(process)
-        yield started
+        environs = [{**environ, **own[rank], "RANK": str(rank)} for rank in range(world_size)]
+        yield [stack.enter_context(ChildProcess(command, env=each, fork=fork)) for each in environs]
 
 
 def trains(process: ChildProcess, rank: int, world_size: int, iteration: int) -> None:
