@@ -18,7 +18,7 @@ import sys
 from elasticjob._runtime.agent.main import main
 from elasticjob._runtime.agent.start_workers.launcher import Launcher
 
-async def broken(self, workers, keep):
+async def broken(self, workers, not_to_kill):
     raise RuntimeError("lost track of the workers")
 
 async def coordinate(send):

@@ -1,7 +1,8 @@
 """Random states of this process: Python's, NumPy's, and torch's generators of the CPU and of this rank's GPU.
 
 `capture` and `restore` use the generators' own formats, since they run at every step. `to_plain` and `from_plain`
-convert these to plain values, which can be stored and sent. torch.cuda and NumPy count if this process uses them.
+convert these to plain values, which can be stored and sent. The generators of torch.cuda and NumPy are included only if
+this process uses them.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def seed(generator: str, number: int) -> None:
 
 
 def derive_seed(base: int, rank: int, version: tuple[int, int]) -> int:
-    """Return a seed for a rank that takes up the state of that version, of which it has no random states.
+    """Return a seed for a rank that restores a state of this version but has no random states of its own for it.
 
     It depends on nothing else, so that a repeated run has the same seeds. Other ranks and versions have other seeds.
     """
@@ -100,7 +101,7 @@ def _from_plain(name: str, plain: Any) -> Any:
 
 def _digest(plain: Any) -> int:
     found = hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).digest()
-    return int.from_bytes(found[:8], "big") >> (64 - _SEED_BITS) or 1
+    return int.from_bytes(found[:8], "big") >> (64 - _SEED_BITS) or 1  # 0 means absent
 
 
 def _numpy_random() -> Any:

@@ -112,7 +112,7 @@ def test_a_broken_collective_leads_to_the_failure_that_may_be_its_cause() -> Non
     failed = condition_of("Failed", "True", "MaxRestartsExceeded", "last failure: rank 0: Connection closed by peer.")
     (cause,) = causes(job_with(failed, lastFailure=broken, recentFailures=[raised, broken]))
     assert cause["evidence"] == (
-        "last failure: rank 0: Connection closed by peer. Its cause may be that of an earlier failure: UserError of"
+        "last failure: rank 0: Connection closed by peer. An earlier failure may have caused it: UserError of"
         " bert-1-0 rank 1: the learning rate is negative"
     )
     assert "elasticjob logs" in cause["next"]

@@ -67,7 +67,7 @@ class OpenCounts:
 
 @dataclass(frozen=True)
 class Settled:
-    """What is known of a state after the rules have run, so that the next event costs no time for every agent."""
+    """Summary of a state on which the rules have run: the next event is checked without a look at every agent."""
 
     until: float | None
     """No rule applies before this time unless an event comes; None: ever."""
@@ -130,7 +130,10 @@ def _member(state: CoordinatorState, agent_id: str) -> Member | None:
 
 
 def may_wait(state: CoordinatorState, event: CoordinatorEvent, counts: OpenCounts, now: float) -> bool:
-    """Return whether the rules need not run before and after this event, which comes next."""
+    """Return whether the rules may wait until the end of the batch.
+
+    To run them just before and just after this event, which comes next, would not change what is charged.
+    """
     if not isinstance(event, (AgentMessage, AgentDisconnected)):
         return False
     if state.recovering_until is not None:
@@ -206,8 +209,9 @@ def _message_may_wait(
         all_needed = state.settings.success_policy is SuccessPolicy.ALL
         return all_needed and (stopping or 1 < counts.not_succeeded < len(round_.members))
     if isinstance(message, StepReport):
-        collecting = plan is not None and plan.last_step is None
-        return not (plan and collecting) or _misses_steps(round_, plan, event.agent_id, message)
+        if plan is None or plan.last_step is not None:
+            return True
+        return _misses_steps(round_, plan, event.agent_id, message)
     return stopping or not isinstance(message, (WorkersFailed, NodeResultsEnded, Leaving))
 
 
@@ -221,15 +225,16 @@ _OF_ROUND = (WorkersFailed, WorkersStarted, WorkersStopped, WorkersSucceeded, St
 
 
 def changes_no_rule(state: CoordinatorState, event: CoordinatorEvent, counts: OpenCounts) -> bool:
-    """Return whether no rule applies after this event if none applied before it.
+    """Return whether the rules need not run at all for this event: if none applied before it, none applies after it.
 
-    `may_wait` holds for the event. It is one of many messages that the members of a large round send while it starts,
-    succeeds or ends: none of them is the last that a rule waits for. To run the rules after each would cost the square
-    of the number of agents when the messages arrive one after the other.
+    Call this only if `may_wait` holds for the event. It is one of many messages that the members of a large round send
+    while it starts, succeeds or ends: none of them is the last that a rule waits for. To run the rules after each would
+    cost the square of the number of agents when the messages arrive one after the other.
     """
     round_ = state.round
-    settled = state.recovering_until is None and state.outcome is None and not state.closed_reason
-    if round_ is None or not settled or not isinstance(event, AgentMessage):
+    if state.recovering_until is not None or state.outcome is not None or state.closed_reason:
+        return False
+    if round_ is None or not isinstance(event, AgentMessage):
         return False
     message, member = event.message, round_.members.get(event.agent_id)
     if not isinstance(message, _OF_ROUND) or message.round != round_.id or member is None or member.lost:

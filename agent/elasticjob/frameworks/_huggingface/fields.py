@@ -1,4 +1,4 @@
-"""What a State keeps of a Trainer beside model, optimizer and position. Imports transformers."""
+"""What a State saves of a Trainer besides model, optimizer and position. Imports transformers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _KEPT_FIELDS = (
 class TrainerFields:
     """Fields of the TrainerState, what callbacks export, and whether one has stopped the training.
 
-    The step is the State's own.
+    `global_step` is not among them: it is `State.step`.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,10 @@ class TrainerFields:
         self._encoded: tuple[int, str] = (0, "[]")
 
     def begin_round(self, state: Any, callbacks: list[Any]) -> None:
-        """Take the TrainerState of a new trainer, and its list of callbacks. It holds what depends on the round."""
+        """Take the TrainerState and the callbacks of this round's Trainer.
+
+        Its other fields, such as max_steps, are not restored because they depend on the round.
+        """
         self.of, self._callbacks = state, callbacks
 
     def state_dict(self) -> dict[str, Any]:
@@ -69,7 +72,7 @@ class TrainerFields:
         return [(type(each).__name__, each) for each in self._callbacks if isinstance(each, ExportableState)]
 
     def _log_history(self) -> str:
-        """Return the logs as JSON. They only grow, and are encoded when they have."""
+        """Return the logs as JSON, encoded again only when they have grown."""
         logs = self.of.log_history
         if len(logs) != self._encoded[0]:
             self._encoded = (len(logs), json.dumps(logs))

@@ -212,7 +212,7 @@ class RestartableCall:
             traceback.print_exc()
 
     def close(self) -> None:
-        """Stop to follow the agent: from now on it ends this process as any other."""
+        """Stop following the agent: from now on the agent ends this process like any other one."""
         progress_channel.set_process_survives_round(False)
         self._closed = True
         self._channel.close()

@@ -186,17 +186,19 @@ class Launcher:
             message = self._make_torchrun_shims(command, message)
         return message
 
-    async def start(self, workers: Sequence[WorkerStart], keep: Collection[int] = ()) -> list[int]:
-        """Start all workers and return their process ids. `keep`: process ids of workers of the round that run already.
+    async def start(self, workers: Sequence[WorkerStart], not_to_kill: Collection[int] = ()) -> list[int]:
+        """Start all workers and return their process ids.
 
-        Each worker leads its own session and is a child of this process. If the command cannot be executed,
-        this raises StartError and no worker runs but those.
+        Each worker leads its own session and is a child of this process. If the command cannot be executed, this
+        raises StartError, and no worker that it has started runs. `not_to_kill`: process ids that stay if the fork
+        server is lost during this call. All other descendants of the agent are killed then, because the fork server
+        may have started some of the workers.
         """
         if not workers:
             return []
         self._forked = False
         if self.stage is not None:
-            return await self._start_stage(self.stage, workers, keep)
+            return await self._start_stage(self.stage, workers, not_to_kill)
         if (server := self._ready_fork_server) is not None and isinstance(command := self._command, PythonCommand):
             common = {
                 **(self._env if is_torchrun(command) else self._libuv_env()),
@@ -215,10 +217,12 @@ class Launcher:
             except ForkServerError as error:
                 log.warning("%s", self._supervisor.failed(server, str(error)))
                 # The fork server may have started some of the workers.
-                kill(self.without_preforked(descendants(os.getpid(), without=keep)))
+                kill(self.without_preforked(descendants(os.getpid(), without=not_to_kill)))
         return [self._exec(worker) for worker in workers]
 
-    async def _start_stage(self, launch: Launch, workers: Sequence[WorkerStart], keep: Collection[int]) -> list[int]:
+    async def _start_stage(
+        self, launch: Launch, workers: Sequence[WorkerStart], not_to_kill: Collection[int]
+    ) -> list[int]:
         """As `start`, for the ranks of a launcher that waits for them."""
         decision = self._shims.decide(launch.caller, launch.command) if self._shims is not None else None
         if decision is not None and not isinstance(decision, RunInFork):
@@ -240,7 +244,7 @@ class Launcher:
                     return pids
                 except ForkServerError as error:
                     log.warning("%s", self._supervisor.failed(server, str(error)))
-                    kill(self.without_preforked(descendants(os.getpid(), without=keep)))
+                    kill(self.without_preforked(descendants(os.getpid(), without=not_to_kill)))
                     pids = []
             for worker in workers:
                 streams = (stdin, worker.stdout, worker.stderr)

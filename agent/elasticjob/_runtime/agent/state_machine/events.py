@@ -66,7 +66,7 @@ class WorkerEnded:
 
 @dataclass(frozen=True)
 class StageStarted:
-    """The command has come to a launcher, and its ranks start for the first time."""
+    """The command has reached a launcher, such as torchrun, and the launcher's ranks start for the first time."""
 
     round: RoundId
     stage: int
@@ -172,7 +172,7 @@ class CutOff:
 
 @dataclass(frozen=True)
 class LeaveTimedOut:
-    """The time of the last `StartLeaveTimer` is over."""
+    """The timer of the last `StartLeaveTimer` has expired."""
 
 
 @dataclass(frozen=True)

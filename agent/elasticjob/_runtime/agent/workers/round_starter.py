@@ -1,4 +1,8 @@
-"""Start the workers of a round: parked processes are called, spare ones take places, and the rest is launched."""
+"""Start the workers of a round.
+
+The processes that were kept for it are called; for one that still runs its script up to its function, the message
+waits there. Spare processes take the places of missing ones, and the rest is launched.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +89,10 @@ class RoundStarter:
         """Whether no workers of a round were started before."""
 
     async def start(self, start: StartRound) -> Failure | None:
-        """As `WorkerGroup.start`."""
+        """As `WorkerGroup.start`; None also if the round ends before its code is here: nothing runs then.
+
+        After a failure the processes that were called are still CALLED: the stop that follows kills them.
+        """
         prepared: list[tuple[Worker, WorkerStart]] = []
         called: dict[int, Worker] = {}
         self._is_first = False
@@ -105,15 +112,16 @@ class RoundStarter:
             called |= self._call(start, self._spares.ready_for(missing))
             missing = self.missing_ranks(called.values())
             if starts_alone := self._command.starts_alone:
-                self._end_waiting()  # the command may have ended meanwhile
+                # The command has ended while this waited: the round has failed, and its stop kills what was called.
+                self._end_waiting()
                 called, missing = {}, [0]
                 prepared.append(self._command.prepare(start))
             else:
                 for local_rank in missing:
                     prepared.append(self._files.prepare(start, local_rank))
-            keep = {*called, *self._table.pids(SPARES), *self._command.process.kept}
+            not_to_kill = {*called, *self._table.pids(SPARES), *self._command.process.kept}
             self._times.begin_start(missing)
-            pids = await self._launcher.start([worker_start for _, worker_start in prepared], keep)
+            pids = await self._launcher.start([worker_start for _, worker_start in prepared], not_to_kill)
         except (StartError, CodeError) as error:
             return self._start_error(start, str(error))
         except OSError as error:  # no descriptor or no space left
@@ -127,14 +135,14 @@ class RoundStarter:
             self._table.apply_to_all(called, ProcessEvent.START_OVER)
             self._times.new_processes(pids)
             for pid in (*called, *pids):
-                self._restartable.repeat(pid)  # of a function that has ended since it was called
+                self._restartable.repeat(pid)  # what it has reported since it was called
             self._times.started(new=bool(prepared))
             return None
         finally:
             for _, worker_start in prepared:
                 worker_start.close()
             self._window.close()
-            # The evidence in the other folders has been read: a round starts once all workers have ended.
+            # A round starts only once all workers have ended, so the evidence in the other folders has been read.
             in_table = (process.worker for process in self._table.processes())
             waiting = filter(None, [self._command.process.worker])
             self._files.delete_folders((*in_table, *waiting, *(worker for worker, _ in prepared)))
@@ -175,7 +183,7 @@ class RoundStarter:
         return self.missing_ranks(self._table.workers(KEPT, {SPARE}).values())
 
     def _call(self, start: StartRound, waiting: dict[int, Worker]) -> dict[int, Worker]:
-        """Let processes call their functions in the round; return those that do. Others have ended, or are killed."""
+        """Call the functions of these processes in the round; return those that were reached, and kill the rest."""
         called: dict[int, Worker] = {}
         for pid, before in waiting.items():
             error_file = str(self._files.folder(start, before.local_rank) / "error.json")
@@ -242,7 +250,8 @@ class RoundStarter:
             discard_process(self._table, pid)
 
     def _end_waiting(self) -> None:
-        """Kill the processes that wait at their function for a next round, because the whole command runs again."""
+        """Kill the processes of the next round and the spare ones, waiting or still loading: the whole command runs
+        again."""
         for pid in self._table.pids(KEPT, SPARES):
             discard_process(self._table, pid)
 

@@ -36,7 +36,7 @@ class StartWindow:
         self._restartable.allow(self._table.pids(IN_ROUND, KEPT, SPARES))
 
     def give_up(self) -> None:
-        """Make no `until_closed` wait any more: the agent has failed, and `close` may never be called."""
+        """End every `until_closed`, now and later: the agent has failed, and `close` may never be called."""
         self._closed.set()
 
     async def until_closed(self) -> None:

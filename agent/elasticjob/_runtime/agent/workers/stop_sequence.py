@@ -63,7 +63,7 @@ in shared memory; those run the workers' own Python, which is in memory, and tak
 END_GROUPS_TIMEOUT = 10.0
 """Seconds from the end of the grace in which a worker that has left its function may end its process groups. The abort
 of many nccl groups and the end of large objects take seconds. A function that goes on does not get this time."""
-HOLD_TIMEOUT = 600.0
+BREAK_PERMISSION_TIMEOUT = 600.0
 """Seconds from the end of the grace in which a worker that counts no step any more waits until no other pod counts
 one. The store answers as soon as it can. While there is none, no pod trains, and the worker has the newest state."""
 KEEP_TIMEOUT = 120.0
@@ -144,7 +144,17 @@ class StopSequence:
         at_once: bool,
         at_most: float,
     ) -> Failure | None:
-        """As `WorkerGroup.stop`, but the pipes of the workers stay open."""
+        """As `WorkerGroup.stop`, but the pipes of the workers stay open.
+
+        1. Wait for a start in progress; if `report_hang` is given (the stop is because of a hang), dump the stacks.
+        2. Interrupt functions if `park`; send `first` to the other workers.
+        3. Wait for the copies of the state, then for the grace.
+        4. Kill the workers that still count steps if others wait for these; the others wait for `break_collectives`.
+        5. Wait for workers that end their process groups.
+        6. Send SIGKILL, last to the cleaners.
+
+        `limit_grace` ends the waits of 3 to 5. `at_once` needs a grace of 0.
+        """
         self._since, self._grace_skipped = time.time(), False
         self._results_ended = self._may_break = self._has_interrupted = False
         self._changes.notify()
@@ -164,9 +174,9 @@ class StopSequence:
             grace = max(grace, self._config.stop_grace, SHORTEST_INTERRUPTION)
         await self._until_skipped_or(self._have_kept_state, KEEP_TIMEOUT)
         await self._until_skipped_or(lambda: self._park_returned(park=park and not at_once), grace)
-        self._kill_those_that_count()
-        await self._until_skipped_or(self._none_waits_to_break, HOLD_TIMEOUT)
-        await self._until_skipped_or(self._park_left, END_GROUPS_TIMEOUT)
+        self._kill_those_still_counting_steps()
+        await self._until_skipped_or(self._may_break_or_none_waits, BREAK_PERMISSION_TIMEOUT)
+        await self._until_skipped_or(self._park_returned_and_check_groups, END_GROUPS_TIMEOUT)
         self._table.apply_to_all(self._table.pids({INTERRUPTED}), ProcessEvent.GRACE_OVER)
         all_ended = await self._kill_all()
         if self._discards_state:
@@ -252,7 +262,7 @@ class StopSequence:
         await self._changes.until(lambda: self._grace_skipped or condition(), seconds)
 
     def _have_kept_state(self) -> bool:
-        """Return whether no process copies its state any more, which it does if no round follows for it."""
+        """Return whether all state copies are done. A process copies its state when no round follows for it."""
         return not any(map(self._restartable.keeping, self._table.pids(IN_ROUND)))
 
     def _park_returned(self, *, park: bool) -> bool:
@@ -264,19 +274,19 @@ class StopSequence:
         command_runs = self._command.ends and self._command.pid != 0
         return not (self._table.pids(IN_ROUND) or command_runs or self._launcher.has_shim_processes)
 
-    def _kill_those_that_count(self) -> None:
-        """Kill workers that have not left in their grace, if others wait until these count no step any more."""
+    def _kill_those_still_counting_steps(self) -> None:
+        """If others wait until no worker counts a step: kill those that do not leave their function in the grace."""
         interrupted = self._table.pids({INTERRUPTED})
         if any(map(self._restartable.results_ended, interrupted)):
             for pid in interrupted:
                 if not self._restartable.results_ended(pid) and not self._restartable.interrupted(pid):
                     kill_with_children(pid)
 
-    def _none_waits_to_break(self) -> bool:
-        """Return whether no worker waits for `break_collectives`."""
+    def _may_break_or_none_waits(self) -> bool:
+        """Return whether no worker waits for `break_collectives`: it was called, or none needs it."""
         return self._may_break or not any(map(self._restartable.results_ended, self._table.pids({INTERRUPTED})))
 
-    def _park_left(self) -> bool:
+    def _park_returned_and_check_groups(self) -> bool:
         """Park the interrupted workers that are done. Return whether none still ends its process groups."""
         if self._has_interrupted:
             self._park_returned(park=True)

@@ -161,9 +161,9 @@ class WorkerGroup:
         With a grace of 0 the `first` signal is not sent. `report_hang`: dump the stacks before, and call this
         with the failure of the worker farthest behind. `park`: workers whose function can be called again leave
         it instead, and their processes stay (`has_parked`). `job_goes_on`: processes that wait between rounds
-        exit at once, without the rest of the script. `at_once`: only SIGKILL. `at_most`: seconds after which
-        SIGKILL follows, also to a process that copies its state. Return a failure of this pod if processes
-        survive SIGKILL, else None.
+        exit at once, without the rest of the script. `at_once`: only SIGKILL, no process stays and none copies its
+        state; `grace` must be 0. `at_most`: seconds after which SIGKILL follows, also to a process that copies its
+        state. Return a failure of this pod if processes survive SIGKILL, else None.
         """
         self.command.begin_stop(round_follows=park and not at_once)
         failure = await self._stop_sequence.stop(

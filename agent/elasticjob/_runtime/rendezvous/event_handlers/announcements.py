@@ -69,7 +69,7 @@ def announce_agent(state: CoordinatorState, agent: KnownAgent, now: float) -> Ro
 
 
 def _resume_recovery(state: CoordinatorState, now: float) -> RoundDecision:
-    """Return the state in recovery again. A restored round that ends is over: the round that was missed followed it."""
+    """Go back into recovery. A restored round that was ending is dropped: the round that was missed ran after it."""
     decision = RoundDecision(state)
     for agent_id, member in state.round.members.items() if state.round is not None else ():
         agent = decision.state.agents.get(agent_id)
@@ -79,7 +79,7 @@ def _resume_recovery(state: CoordinatorState, now: float) -> RoundDecision:
 
 
 def _stays(state: CoordinatorState, other: KnownAgent, agent: KnownAgent) -> bool:
-    """Return whether `other` stays although `agent` announces the same index.
+    """Return whether `other` stays known although `agent` announces the same index.
 
     A newer agent stays. An older one stays too while it has workers: its pod is being deleted, and its workers have
     time to save. The end of the round waits for it as for every member that leaves.
@@ -187,6 +187,7 @@ def _reconnect_member(
         reason = f"{agent.pod} reconnected while its round ends"
         return RoundDecision(state, (SendToAgent(agent.agent_id, end),), reason)
     if round_.ending is not None:
+        # It never received the assignment, and gets none now: no worker of the round runs there.
         stopped = replace(member, state=MemberState.STOPPED)
         state = replace(state, round=set_member(round_, agent.agent_id, stopped))
         return RoundDecision(state, reason=f"{agent.pod} reconnected without having started its round")

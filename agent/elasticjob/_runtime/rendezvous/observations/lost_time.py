@@ -25,7 +25,7 @@ class LostTimeTracker:
     fault: RoundId | None = None
     """The round that the last fault ended."""
     since: float | None = None
-    """When training stopped to make new steps; None while it makes them."""
+    """When training stopped making new steps; None while it makes them."""
     resumed: RoundId | None = None
     """The first round after the last fault whose workers all run; None before."""
     resumed_at: float = 0.0

@@ -119,7 +119,11 @@ class _Batch:
         return may_wait(self._state, event, self._counts, self._now)
 
     def _keeps_joiners(self, event: CoordinatorEvent) -> bool:
-        """Return whether the event does not decide if joining agents end the round, which waits for missing ones."""
+        """Return False if an agent of the batch may have joined a running round, and this is a disconnect.
+
+        Whether joining agents end a running round depends on which pods are missing. The disconnect would change that
+        answer, so the rules must run between the two.
+        """
         running = self._state.round is not None and self._state.round.ending is None
         return not (running and self._may_join and isinstance(event, AgentDisconnected))
 

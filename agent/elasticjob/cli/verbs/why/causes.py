@@ -13,9 +13,9 @@ from elasticjob.cli.verbs.why.pod_problems import pod_problems
 from elasticjob.cli.views.times import parse_time, short_duration
 
 UNSEEN_SECONDS = 10.0
-"""Age of a job without a status after which the operator must have seen it."""
+"""If a job older than this has no status, no operator has seen it."""
 SILENT_SECONDS = 900.0
-"""Seconds without new progress of a job that trains after which it may hang; the status has it every 30 s."""
+"""A training job without new progress for this many seconds may hang. The status is updated every 30 s."""
 RECENT_SECONDS = 3600.0
 LOW_GOODPUT = 90.0
 _CONSEQUENCE = FailureClass.COLLECTIVE_FAILED.value
@@ -58,7 +58,7 @@ def _failures(seen: Circumstances, last: dict[str, object], message: str) -> Ite
         yield f"The last failure: {_describe_failure(last)}"
     others = [f for f in job_status(seen.job).get("recentFailures") or [] if f.get("class") != _CONSEQUENCE]
     if last.get("class") == _CONSEQUENCE and others:
-        yield f"Its cause may be that of an earlier failure: {_describe_failure(others[-1])}"
+        yield f"An earlier failure may have caused it: {_describe_failure(others[-1])}"
 
 
 def _describe_failure(failure: dict[str, object]) -> str:
@@ -77,7 +77,7 @@ def _not_reconciled(seen: Circumstances) -> Iterator[Finding]:
     created = parse_time(seen.job["metadata"].get("creationTimestamp")) or seen.now
     if not job_status(seen.job):
         if manager != "elasticjob.dev/elasticjob-controller":
-            yield finding(f"the job is managed by {manager}, so that this operator leaves it alone")
+            yield finding(f"the job is managed by {manager}, so this operator does not reconcile it")
         elif seen.now - created < UNSEEN_SECONDS:
             yield finding("the job is new, and the operator has not seen it yet", "", f"elasticjob why {seen.name}")
         else:
@@ -145,7 +145,7 @@ def _not_at_full_size(seen: Circumstances) -> Iterator[Finding]:
 
 
 def _explained(seen: Circumstances, kind: str, title: str) -> Iterator[Finding]:
-    """Yield why a condition is False: by the pods where they show it, else by its reason."""
+    """Yield why a condition is False: the problems of its pods if they explain it, else the meaning of its reason."""
     reason = str(job_condition(seen.job, kind).get("reason", ""))
     problems = list(pod_problems(seen))
     if not problems or reason not in _POD_REASONS:
@@ -184,7 +184,7 @@ def _slow(seen: Circumstances) -> Iterator[Finding]:
     if job_condition(seen.job, "RendezvousReady").get("status") in ("False", "Unknown") and holds(seen.job, "Running"):
         reason = job_condition(seen.job, "RendezvousReady").get("reason", "")
         yield finding(
-            f"the job's store is unavailable ({reason}); training goes on, and a fault would now take longer",
+            f"the job's store is unavailable ({reason}); training goes on, but recovery from a fault would take longer",
             seen.message("RendezvousReady"), f"kubectl get pods -l {Label.JOB_NAME}={seen.name},{Label.ROLE}=store",
         )  # fmt: skip
     if not holds(seen.job, "Running"):

@@ -27,7 +27,7 @@ class PackedState:
 
 
 class CopyWriter:
-    """Writes blocks to the memory of `copies`, of which one is complete at any time."""
+    """Writes blocks to the memory of `copies`: one copy is always complete while the other is written."""
 
     def __init__(self, copies: NodeCopies, background: BackgroundCopy) -> None:
         self._copies = copies

@@ -1,6 +1,6 @@
 """How long a process of this pod takes to reach its function, and how long all ranks then take to have one state.
 
-With these times the coordinator decides whether a round waits for a new process (`rendezvous.slow_starts`).
+With these times the coordinator decides whether a round waits for a new process: `rendezvous.observations.slow_starts`.
 """
 
 from __future__ import annotations

@@ -41,8 +41,8 @@ HOLD_TIMEOUT = 3.0
 SETTLE = 0.001
 """Seconds after which a worker on another processor sees HOLD, and this process sees the step that it wrote before."""
 STATE_BUFFERS = 3
-"""Memory buffers that outlive a round, for `elasticjob.State`: two copies, of which one is complete while the other is
-written, and one buffer for what each worker keeps for itself."""
+"""Memory buffers that outlive a round, for `elasticjob.State`: two copies, because one must be complete while the other
+is written, and one buffer for what each worker keeps for itself."""
 SHARD_BUFFERS = 4
 """Memory buffers of each worker, for `elasticjob.ShardedState`: two for its shard, and two for the copy of another."""
 _MAX_HELLO = 1024

@@ -160,22 +160,25 @@ class PreforkedWorkers(NamedTuple):
         `descriptors`: those of all workers. `report`: the first worker may report its imports; this returns the socket
         for the report.
         """
-        kept = self.sockets[0] if report else None
+        report_socket = self.sockets[0] if report else None
         for unused in self.sockets[len(workers) :]:
             unused.close()
         for control, worker in zip(self.sockets, workers, strict=False):
             numbers = worker["descriptors"]
-            channel = max([2, *numbers]) + 1 if control is kept else None
+            channel = max([2, *numbers]) + 1 if control is report_socket else None
             request = json.dumps({**worker, "channel": channel}).encode()
             with suppress(BrokenPipeError):  # it was killed just now: the agent gets its exit status
                 socket.send_fds(control, [request], descriptors[: len(numbers)])
             descriptors = descriptors[len(numbers) :]
-            if control is not kept:
+            if control is not report_socket:
                 control.close()
-        return kept
+        return report_socket
 
     def has_lost_one(self, readable: Iterable[socket.socket]) -> bool:
-        """Return whether one of the processes was killed: what waits for a request sends nothing, and never ends."""
+        """Return whether one of the processes was killed.
+
+        One that waits for a request sends nothing, so its socket is readable only if the process is gone.
+        """
         return not set(self.sockets).isdisjoint(readable)
 
     def discard(self) -> None:
@@ -219,6 +222,7 @@ def _serve(
                     group.discard()
                 learning.promote_candidate()
             if (report := learning.receive(ready)) and (result := learning.fork_candidate()):
+                # This is the candidate. Once promoted it goes on in this loop; an empty `readable` makes it prefork.
                 for group in groups:
                     group.discard()
                 _become_fork_server(result, report, learning.baseline, record)

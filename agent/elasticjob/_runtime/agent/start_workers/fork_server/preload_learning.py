@@ -15,7 +15,7 @@ import socket
 import sys
 import zlib
 from contextlib import suppress
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 _MAX_REPORT = 16 << 20
 """Bytes of a report: a worker's program may send anything."""
@@ -137,7 +137,8 @@ class PreloadLearning:
         self._channels = []
 
     def fork_candidate(self) -> socket.socket | None:
-        """Fork the candidate. Return the socket for its result in the candidate, None in the fork server."""
+        """Fork the candidate. Like os.fork this returns twice: in the candidate the socket for its result, in the fork
+        server None."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pid = os.fork()
         if pid == 0:
@@ -171,7 +172,7 @@ class PreloadLearning:
             _log_rejection(f"the process that imported them ended with exit code {code}")
         return False
 
-    def promote_candidate(self) -> None:
+    def promote_candidate(self) -> NoReturn:
         """Let the candidate answer requests. This process stays its parent, and ends when the candidate ends.
 
         The agent knows the fork server by the process id of the first one.

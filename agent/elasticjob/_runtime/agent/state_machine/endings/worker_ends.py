@@ -1,4 +1,4 @@
-"""A worker ends, or all of them stop to make progress."""
+"""A worker ends, or all workers stop making progress."""
 
 from __future__ import annotations
 
@@ -117,8 +117,8 @@ def log_condition_met(state: AgentState, round_id: RoundId, failure: Failure, *,
 def cut_off(state: AgentState) -> AgentDecision:
     """Freeze the workers: the other agents may train without this one, whose workers must not overwrite a checkpoint.
 
-    Workers that stop gracefully are killed, unless this agent leaves: when a job is deleted, all its other agents and
-    its store may end first.
+    Workers that already stop gracefully are killed. Not if this agent leaves: when a job is deleted, its store and its
+    other agents may end first, which looks the same.
     """
     reason = "cut off from the store and from half or more of the round's pods"
     round_ = state.last_round

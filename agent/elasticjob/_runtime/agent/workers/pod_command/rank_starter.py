@@ -45,12 +45,12 @@ class RankStarter:
     async def start(self, start: StartRound, ranks: list[int]) -> EndedWorker | None:
         """Start the processes of these local ranks. Return the failure of the round if they cannot start."""
         prepared: list[tuple[Worker, WorkerStart]] = []
-        keep = descendants(os.getpid())
+        not_to_kill = descendants(os.getpid())
         self._window.open()
         try:
             prepared += [self._files.prepare(start, rank) for rank in ranks]
             self._times.begin_start(ranks)
-            pids = await self._launcher.start([worker_start for _, worker_start in prepared], keep)
+            pids = await self._launcher.start([worker_start for _, worker_start in prepared], not_to_kill)
         except (StartError, OSError) as error:
             failure = Failure(
                 FailureClass.START_ERROR, self._config.pod, time.time(), rank=start.rank, message=str(error)[:1024]

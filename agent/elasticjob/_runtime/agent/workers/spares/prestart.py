@@ -51,14 +51,14 @@ class PrestartLauncher:
         if self._command.runs_alone:
             return {}
         prepared: list[tuple[Worker, WorkerStart]] = []
-        keep = descendants(os.getpid())
+        not_to_kill = descendants(os.getpid())
         try:
             for local_rank in local_ranks:
                 prepared.append(self._files.prepare(provisional, local_rank))
-            pids = await self._launcher.start([worker_start for _, worker_start in prepared], keep)
+            pids = await self._launcher.start([worker_start for _, worker_start in prepared], not_to_kill)
         except (StartError, OSError, RuntimeError) as error:  # RuntimeError: no more threads
             log.info("the script is not run ahead of its round: %s", error)
-            kill(self._launcher.without_preforked(descendants(os.getpid(), without=keep)))
+            kill(self._launcher.without_preforked(descendants(os.getpid(), without=not_to_kill)))
             for worker, _ in prepared:
                 worker.close()
             return {}

@@ -19,7 +19,10 @@ from elasticjob._runtime.rendezvous.state import (
 
 
 def expire_lost_members(state: CoordinatorState, now: float) -> RoundDecision | None:
-    """Mark members as lost whose agents do not reconnect, or do not stop their workers in time."""
+    """Mark members as lost whose agents do not reconnect in time, or do not stop their workers by `stop_deadline`.
+
+    A member that waits for BreakRound (`round_break`) is not late.
+    """
     round_ = state.round
     if round_ is None:
         return None
@@ -27,11 +30,10 @@ def expire_lost_members(state: CoordinatorState, now: float) -> RoundDecision | 
     overdue = stopping and round_.ending is not None and now >= stop_deadline(state, round_.ending)
     connected = {agent_id for agent_id, n in state.agents.items() if n.disconnected_at is None}
     late = {a for a in round_.members if overdue and not has_ended_results(state, a)}
-    suspects = [a for a in round_.members if a in late or a not in connected]
     lost = {
         a: None
-        for a in suspects
-        if not (member := round_.members[a]).accounted_for and (a in late or _is_lost(state, a, member, now))
+        for a, member in round_.members.items()
+        if not member.accounted_for and (a in late or (a not in connected and _is_lost(state, a, member, now)))
     }
     if not lost:
         return None

@@ -78,7 +78,10 @@ def _declare_success_of_one(state: CoordinatorState, round_: Round, now: float) 
 
 
 def conclude_round(state: CoordinatorState, now: float) -> RoundDecision | None:
-    """Conclude a round whose workers have all stopped: find the root cause, charge it, and fail the job if it must."""
+    """Conclude a round whose workers have all stopped: find the root cause and charge it.
+
+    Then fail the job, or set the delay before the next round and the pods that are replaced.
+    """
     round_ = state.round
     if round_ is None or round_.ending is None or not all(m.accounted_for for m in round_.members.values()):
         return None
@@ -87,18 +90,18 @@ def conclude_round(state: CoordinatorState, now: float) -> RoundDecision | None:
     fatal_hang = hang and ended.charged and state.settings.hang_action is HangAction.FAIL_JOB
     ended = ended if fatal_hang else _apply_failure_rules(state, ended)
     failed_by_rule = ended.action is FailureAction.FAIL_JOB
-    final = FINAL_EXCEPTIONS.get(ended.failure.exception, "") if ended.failure is not None else ""
-    at_once = fatal_hang or failed_by_rule or bool(final)
+    unrecoverable = FINAL_EXCEPTIONS.get(ended.failure.exception, "") if ended.failure is not None else ""
+    at_once = fatal_hang or failed_by_rule or bool(unrecoverable)
     job_failed = at_once or (ended.charged and state.charged_at(ended.time) >= state.settings.max_restarts)
     # The failure that ends the job starts no restart, so none is charged.
     ended = replace(ended, charged=ended.charged and not job_failed)
-    stop = now - round_.ending.since
-    stop = stop if state.shortest_stop is None else min(stop, state.shortest_stop)
-    state = replace(confirmation.record_ended_round(state, round_), shortest_stop=stop)
+    stop_seconds = now - round_.ending.since
+    shortest = stop_seconds if state.shortest_stop is None else min(stop_seconds, state.shortest_stop)
+    state = replace(confirmation.record_ended_round(state, round_), shortest_stop=shortest)
     state = add_ended_round(replace(state, round=None, joiners_since=None), ended)
     if job_failed:
         by_rule = "FailurePolicyRule" if fatal_hang or failed_by_rule else ""
-        reason = by_rule or final or "MaxRestartsExceeded"
+        reason = by_rule or unrecoverable or "MaxRestartsExceeded"
         return declare_outcome(
             state, Outcome.FAILED, reason, ended.failure, _describe_job_failure(state, ended, reason)
         )
@@ -168,11 +171,11 @@ def _ended_with_cause(state: CoordinatorState, round_: Round, ending: RoundEndin
         return _round_ended(state, round_, EndReason.WORKER_FAILED, describe_worker_failure(cause), now, failure=cause)
     if lost or ending.reason is EndReason.AGENT_LOST:
         message = f"{pod_names(lost)} lost" if lost else ending.message
-        return _round_ended(state, round_, EndReason.AGENT_LOST, message, now, lost=lost)
+        return _round_ended(state, round_, EndReason.AGENT_LOST, message, now, lost_or_left=lost)
     if left and ending.reason is not EndReason.SCALING_DOWN:
         unhealthy = next((state.unhealthy[pod] for pod in left if pod in state.unhealthy), None)
         message = f"{unhealthy.pod} is unhealthy: {unhealthy.message}" if unhealthy else f"{pod_names(left)} left"
-        return _round_ended(state, round_, EndReason.NODE_LEFT, message, now, failure=unhealthy, lost=left)
+        return _round_ended(state, round_, EndReason.NODE_LEFT, message, now, failure=unhealthy, lost_or_left=left)
     return _round_ended(state, round_, ending.reason, ending.message, now)
 
 
@@ -184,12 +187,12 @@ def _round_ended(
     now: float,
     *,
     failure: Failure | None = None,
-    lost: tuple[str, ...] = (),
+    lost_or_left: tuple[str, ...] = (),
 ) -> RoundEnded:
     # A store that was lost may have concluded the same round before, or a pod of the round has ended: status then
     # contains the charge.
     charged = reason is EndReason.WORKER_FAILED and not state.is_counted(round_.id)
-    return RoundEnded(round_.id, reason, message, charged, state.epoch + now, round_.world_size, failure, lost)
+    return RoundEnded(round_.id, reason, message, charged, state.epoch + now, round_.world_size, failure, lost_or_left)
 
 
 def _describe_job_failure(state: CoordinatorState, ended: RoundEnded, reason: str) -> str:

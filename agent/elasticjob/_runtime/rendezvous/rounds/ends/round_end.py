@@ -36,8 +36,11 @@ from elasticjob._runtime.rendezvous.state import (
 
 
 def end_broken_round(state: CoordinatorState, now: float) -> RoundDecision | None:
-    """End a running round: a member is lost, failed, leaving (surplus after a scale-down) or stopped, or has lost its
-    state."""
+    """End a running round for the first of these reasons that holds.
+
+    A member is lost; a member failed; a member leaves (a scale-down if only surplus pods leave) or has stopped; no
+    member has the training state any more with which the round was to start.
+    """
     round_ = state.round
     if round_ is None or round_.ending is not None:
         return None
@@ -76,9 +79,10 @@ def _are_surplus(state: CoordinatorState, round_: Round, leaving: Collection[Kno
 
 
 def _has_lost_state(state: CoordinatorState, round_: Round) -> bool:
-    """Return whether the round was to start with a training state that no member has any more.
+    """Return whether the members were to start from a training state, and none of them has it any more.
 
-    What its scripts have read before the round may be outdated then. The assignments of the next round tell them.
+    Their scripts may have read an outdated checkpoint before the round. The assignments of the next round tell them
+    (`state_known`).
     """
     if round_.formed_at or state.rounds < 2 or not next(iter(round_.members.values())).assignment.state_known:
         return False
@@ -125,7 +129,8 @@ def begin_end(
 
 
 def _grace(state: CoordinatorState, on_plan: bool) -> float:
-    """Return the seconds that workers have to end; `stop_grace` is for the peers of a failure only."""
+    """Return the seconds that workers have to end: `stop_grace` for the peers of a failure; a planned end leaves time
+    to save, `graceful_shutdown`."""
     settings = state.settings
     return max(settings.stop_grace, settings.graceful_shutdown) if on_plan else settings.stop_grace
 

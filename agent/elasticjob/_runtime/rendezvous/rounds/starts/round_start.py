@@ -54,8 +54,9 @@ def form_round(state: CoordinatorState, now: float) -> RoundDecision | None:
             return _start_round(state, without.pool, without.reason, now, without.left_out)
         return _start_round(state, ready, "all agents that are ready", now)
     if len(pool) < state.settings.min_nodes:
-        idle = state.last_call_at is None and state.confirmation_requested_at is None
-        return None if idle else RoundDecision(replace(state, last_call_at=None, confirmation_requested_at=None))
+        if state.last_call_at is None and state.confirmation_requested_at is None:
+            return None
+        return RoundDecision(replace(state, last_call_at=None, confirmation_requested_at=None))
     if len(pool) >= state.settings.target:
         return _start_round(state, pool, "the target is reached", now)
     if state.operator_seen and not any(missing_pods(state, ready=False)):
@@ -68,8 +69,10 @@ def form_round(state: CoordinatorState, now: float) -> RoundDecision | None:
 
 
 def _reconnecting_members(state: CoordinatorState, now: float) -> list[KnownAgent]:
-    """Return members of the last round whose link has just closed: a round without them would soon end to take them
-    in."""
+    """Return members of the last round whose link has just closed.
+
+    Without them the round would start smaller, and end again as soon as they reconnect.
+    """
     last = (state.agents.get(agent_id) for agent_id in state.last_members)
     return [n for n in last if n and n.disconnected_at is not None and not n.expired(now) and _may_return(state, n)]
 
