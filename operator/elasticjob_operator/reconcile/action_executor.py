@@ -101,19 +101,23 @@ class ActionExecutor:
         self._workloads = WorkloadRequests(self._requests)
 
     async def execute(self, actions: Iterable[Action]) -> list[str]:
-        """Write policies, then create Secret and Services, then store, gang, workers and standby store, then delete
-        and change what no pod waits for; return the names of what was created.
+        """Execute actions in groups, one group after the other; return the names of the objects that were created.
 
-        After a failed creation the later creations are skipped, and so are pods while the Secret or a Service does not
-        exist, and workers while their gang does not, whose creation is tried later, or while the flavor of their quota
-        is unknown; the last group is executed in any case. The job's memory records failures, and when to try again.
+        1. Policies, and the change of the store Service: if they fail, the others are executed all the same.
+        2. The Secret and missing Services, then the store, the gang, the workers, and the standby store. Each group
+           needs the ones before it: after a failure all later ones of this row are skipped. They are also skipped if
+           the Secret or a Service is missing and the plan does not create it now. Workers and the standby store are
+           skipped if the gang is missing or what the queue adds to pods is unknown.
+        3. Deletions and other changes, in any case.
+
+        The job's memory records failures, why pods were skipped, and when to try again.
         """
         ordered = list(actions)
-        policies = [a for a in ordered if isinstance(a, WritePolicy)]
+        first = [a for a in ordered if isinstance(a, (WritePolicy, UpdateStoreService))]
         needed = (CreateSecret, CreateNodesService, CreateStoreService)
         prerequisites = [a for a in ordered if isinstance(a, needed)]
         gangs = [a for a in ordered if isinstance(a, CreateGang)]
-        stores = [a for a in ordered if isinstance(a, (CreateStore, UpdateStoreService))]
+        stores = [a for a in ordered if isinstance(a, CreateStore)]
         workers = [a for a in ordered if isinstance(a, CreateWorker)]
         standbys = [a for a in ordered if isinstance(a, CreateStandbyStore)]
         queueing = (
@@ -123,17 +127,21 @@ class ActionExecutor:
         deletions = (DeletePod, DeleteService, DeleteGang, DeletePolicy, DeleteJob)
         changes = (*deletions, ResizeGang, *queueing, AnswerEviction)
         others = [a for a in ordered if isinstance(a, changes)]
-        # First: pods may start as soon as they exist, and an additional pod lets an eviction through once it is Ready.
-        done = await self._execute_all(policies)
-        failed, no_child, no_group = Result(""), self._missing_children(prerequisites), self._missing_gang(gangs)
-        if workers and not no_group.problem:
-            no_group = await self._read_pod_changes()
+        # A pod may start as soon as it exists, so its NetworkPolicy must be there. An additional pod lets an eviction
+        # through once it is Ready, so the PodDisruptionBudget must be up to date. New agents find a promoted standby
+        # store by the Service, whatever the API server refuses to create.
+        done = await self._execute_all(first)
+        failed, missing_child = Result(""), self._missing_children(prerequisites)
+        missing_for_workers = self._missing_gang(gangs)
+        if workers and not missing_for_workers.problem:
+            missing_for_workers = await self._read_pod_changes()
         none = Result("")
-        for stage, missing in ((prerequisites, no_child), (stores, none), (gangs, no_group), (workers, none)):
+        groups = (prerequisites, missing_child), (stores, none), (gangs, missing_for_workers), (workers, none)
+        for group, missing in groups:
             if failed.problem:
-                self._skip(stage, failed)
+                self._skip(group, failed)
                 continue
-            results = await self._execute_all(stage)
+            results = await self._execute_all(group)
             done += results
             failed = next((r for r in results if r.problem), missing)
         if failed.problem:

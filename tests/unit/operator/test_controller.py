@@ -19,10 +19,11 @@ from elasticjob_operator.kube import (
 )
 from elasticjob_operator.kube.errors import error_from
 from elasticjob_operator.model.observed import RefusalReason
+from elasticjob_operator.observation.children import CHILDREN_SECONDS
 from elasticjob_operator.observation.job_memory import FIRST_RETRY, LONGEST_RETRY, JobMemory
 from elasticjob_operator.reconcile.action_executor import AT_ONCE
 from support.operator.cluster import Cluster
-from support.operator.world import Api
+from support.operator.world import Api, job_status
 
 
 async def test_created_pods_and_refused_ones_are_events() -> None:
@@ -132,6 +133,29 @@ async def test_no_pod_is_created_before_the_secret_and_the_services_exist(
     assert cluster.running()["reason"] in ("PodCreationFailed", "QuotaExceeded")
     await cluster.reconcile_for(LONGEST_RETRY + 1.0)
     assert cluster.workers() == ["bert-0-0", "bert-1-0"]
+
+
+async def test_the_service_of_the_store_selects_the_new_store_although_another_service_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = Cluster()
+    await cluster.reconcile()
+    create = cluster.api.create
+
+    async def refusing(kind: Resource, *args: Any) -> Any:
+        if kind is SERVICES:
+            raise Refused("no", 403)
+        return await create(kind, *args)
+
+    monkeypatch.setattr(cluster.api, "create", refusing)
+    cluster.api.remove(SERVICES, "bert")
+    cluster.api.now += CHILDREN_SECONDS
+    await cluster.reconcile()
+    cluster.api.remove(PODS, "bert-rdzv-0")
+    await cluster.reconcile()
+    incarnation = job_status(cluster.api)["rendezvous"]["incarnation"]
+    service = cluster.api.objects[SERVICES, "bert-rdzv"]
+    assert (incarnation, service["spec"]["selector"][Label.INCARNATION]) == (1, "1")
 
 
 async def test_a_slow_creation_of_the_secret_delays_the_pods(monkeypatch: pytest.MonkeyPatch) -> None:
