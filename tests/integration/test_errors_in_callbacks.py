@@ -158,7 +158,7 @@ BREAK_AN_EFFECT = (
 arguments = {
     "Send": (messages.WorkersStarted(round_id),), "LaunchWorkers": (start,), "PrestartWorkers": (start,),
     "HoldWorkers": (round_id,), "StopWorkersAt": (round_id, 3), "StopWorkers": (0.0,), "DumpStacks": (round_id,),
-    "AdmitWorkers": (start,), "LeaveCollectives": (), "EndLaunchers": (1,),
+    "AdmitWorkers": (start,), "BreakCollectivesOfWorkers": (), "EndLaunchers": (1,),
     "CheckHealth": (), "FreezeWorkers": (True,), "StartLeaveTimer": (1.0,), "SetNodeEnd": (None,), "Log": ("",),
     "Exit": (ExitCode.SUCCEEDED, messages.Termination(messages.Outcome.SUCCEEDED, "")),
 }

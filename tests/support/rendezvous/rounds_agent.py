@@ -12,12 +12,12 @@ from elasticjob._runtime.agent.monitoring.progress.worker_progress import HOLD_T
 from elasticjob._runtime.agent.state_machine import decide as machine
 from elasticjob._runtime.agent.state_machine import events
 from elasticjob._runtime.agent.state_machine.effects import (
+    BreakCollectivesOfWorkers,
     Effect,
     Exit,
     FreezeWorkers,
     HoldWorkers,
     LaunchWorkers,
-    LeaveCollectives,
     PrestartWorkers,
     Send,
     SetNodeEnd,
@@ -227,7 +227,7 @@ def _carry_out(a: Agent, effect: Effect, now: float) -> Agent:
             ends = for_good or at_once or not a.machine.launched
             a = replace(a, lost=a.workers if ends else a.lost, killing=True, launching=False, holding=False)
             return replace(a, stops_at=None, interrupted=not ends, waits=a.waits and not ends)
-        case LeaveCollectives():
+        case BreakCollectivesOfWorkers():
             assert a.start is not None
             return replace(a, waits=False, interrupted=False, broke=a.start.round)
         case FreezeWorkers(on):

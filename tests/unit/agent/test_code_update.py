@@ -18,7 +18,7 @@ from elasticjob._runtime.agent.reporting.worker_output import OutputSink
 from elasticjob._runtime.agent.shipped_code import CodeError, ShippedCode
 from elasticjob._runtime.agent.start_workers.command import parse_command
 from elasticjob._runtime.agent.start_workers.launcher import Launcher
-from elasticjob._runtime.agent.workers.processes.worker_process import IN_ROUND, KEPT
+from elasticjob._runtime.agent.workers.processes.worker_process import FOR_NEXT_ROUND, IN_ROUND
 from elasticjob._runtime.agent.workers.worker_group import WorkerGroup
 from elasticjob._runtime.contract.messages import FailureClass, StartRound
 from elasticjob._runtime.contract.names import PRESTART_ROUND, Env, RoundId
@@ -117,7 +117,7 @@ async def test_a_process_that_waits_at_its_function_ends_if_its_code_is_old(
     mount(tmp_path, TWO)
     try:
         assert await group.prestart(replace(START, round=PRESTART_ROUND)) is None
-        waiting = set(group.table.pids(KEPT))
+        waiting = set(group.table.pids(FOR_NEXT_ROUND))
         assert len(waiting) == 1
         group.expect_start()
         assert await asyncio.wait_for(group.start(replace(START, code=digest)), 60) is None

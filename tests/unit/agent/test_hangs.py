@@ -23,7 +23,7 @@ from elasticjob._runtime.agent.monitoring.progress.hangs import HangMonitor, Sta
 from elasticjob._runtime.agent.monitoring.progress.worker_progress import ProgressReport
 from elasticjob._runtime.agent.reporting.log_watch import LogWatch
 from elasticjob._runtime.agent.state_machine.effects import FreezeWorkers
-from elasticjob._runtime.agent.state_machine.events import HangGuarded, ProgressTimedOut
+from elasticjob._runtime.agent.state_machine.events import HangGuardKnown, ProgressTimedOut
 from elasticjob._runtime.agent.state_machine.state import AgentRound, AgentState
 from elasticjob._runtime.contract.messages import Announce, Failure, FailureClass, StartRound
 from elasticjob._runtime.contract.names import STACK_DUMP_SIGNAL, RoundId
@@ -361,13 +361,13 @@ async def test_without_torchs_word_the_steps_of_a_script_are_watched_for_its_tim
     guard = HangGuard(0.01, by_collectives=False)
     monitors, dispatched = guarded_monitors(guard)
     monitors.guard_reported()
-    assert dispatched == [HangGuarded(guard.status)]
+    assert dispatched == [HangGuardKnown(guard.status)]
     await until_hung(dispatched)
 
 
 async def until_guarded(dispatched: Sequence[object], status: str) -> None:
     async with asyncio.timeout(60):
-        while HangGuarded(status) not in dispatched:  # noqa: ASYNC110
+        while HangGuardKnown(status) not in dispatched:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 
 
@@ -377,9 +377,9 @@ async def test_a_hang_policy_without_steps_says_what_to_do_until_the_first_step(
     monitors.watch_for_hangs(round_start(0.01))
     said = without_steps("pod", 0.02)
     await until_guarded(dispatched, said)
-    assert dispatched == [HangGuarded(said)], "it is said once, and it is no hang"
+    assert dispatched == [HangGuardKnown(said)], "it is said once, and it is no hang"
     monitors.guard_reported()
-    assert dispatched[1:] == [HangGuarded(said)], "what torch's groups report does not hide it"
+    assert dispatched[1:] == [HangGuardKnown(said)], "what torch's groups report does not hide it"
     steps.append(time.monotonic() + 600)
     await until_guarded(dispatched, "")
     assert ProgressTimedOut(ROUND) not in dispatched
@@ -414,12 +414,12 @@ async def test_an_overdue_collective_ends_the_round_unless_a_hang_policy_decides
     monitors.guard_reported()
     assert not watched, "torch finds the collective"
     monitors.collective_overdue()
-    assert dispatched == [HangGuarded(guard.status), ProgressTimedOut(ROUND)]
+    assert dispatched == [HangGuardKnown(guard.status), ProgressTimedOut(ROUND)]
     monitors, dispatched = guarded_monitors(None, progress_timeout=600.0)
     monitors.guard_reported()
     monitors.collective_overdue()
-    assert dispatched == [HangGuarded("")], "the hangPolicy watches a rank that has made a step"
+    assert dispatched == [HangGuardKnown("")], "the hangPolicy watches a rank that has made a step"
     monitors, dispatched = guarded_monitors(None, progress_timeout=600.0, last_steps=())
     monitors.guard_reported()
     monitors.collective_overdue()
-    assert dispatched == [HangGuarded(""), ProgressTimedOut(ROUND)], "it does not watch a rank before its first step"
+    assert dispatched == [HangGuardKnown(""), ProgressTimedOut(ROUND)], "it does not watch a rank before its first step"

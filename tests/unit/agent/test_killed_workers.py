@@ -145,7 +145,7 @@ async def test_exit_codes_of_unknown_children_are_kept_only_while_processes_star
 
 
 async def test_a_stop_waits_until_processes_have_started_or_never_will(window: StartWindow) -> None:
-    for end in (window.close, window.give_up):
+    for end in (window.close, window.release_waiters):
         window.open()
         stop = asyncio.create_task(window.until_closed())
         await asyncio.sleep(0)

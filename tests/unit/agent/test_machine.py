@@ -9,6 +9,7 @@ import pytest
 from elasticjob._runtime.agent.state_machine.decide import decide, greeting
 from elasticjob._runtime.agent.state_machine.effects import (
     AdmitWorkers,
+    BreakCollectivesOfWorkers,
     CheckHealth,
     DumpStacks,
     Effect,
@@ -16,7 +17,6 @@ from elasticjob._runtime.agent.state_machine.effects import (
     FreezeWorkers,
     HoldWorkers,
     LaunchWorkers,
-    LeaveCollectives,
     Log,
     PrestartWorkers,
     Send,
@@ -32,7 +32,7 @@ from elasticjob._runtime.agent.state_machine.events import (
     AllWorkersStopped,
     CutOff,
     FunctionCalled,
-    HangGuarded,
+    HangGuardKnown,
     LastStepMissed,
     LauncherReady,
     LeaveTimedOut,
@@ -179,7 +179,7 @@ def test_collectives_are_broken_once_the_coordinator_answers() -> None:
         AllResultsEnded(R1), Received(END), AllResultsEnded(R1), Received(BreakRound(R1)), Received(BreakRound(R1)),
         state=running(),
     )  # fmt: skip
-    assert effects == [[], [StopWorkers(0.5)], [Send(NodeResultsEnded(R1))], [LeaveCollectives()], []]
+    assert effects == [[], [StopWorkers(0.5)], [Send(NodeResultsEnded(R1))], [BreakCollectivesOfWorkers()], []]
 
 
 def test_a_node_that_waits_to_break_its_collectives_says_so_on_every_new_link() -> None:
@@ -874,7 +874,7 @@ def test_the_node_of_group_rank_0_reports_once_that_its_function_can_be_called_a
 
 
 def test_the_node_of_group_rank_0_reports_what_guards_the_workers_whenever_that_changes() -> None:
-    guarded, gone = HangGuarded("ends after 600 s"), HangGuarded("")
+    guarded, gone = HangGuardKnown("ends after 600 s"), HangGuardKnown("")
     state, effects = play(guarded, guarded, gone, gone, state=running())
     assert [[e for e in step if isinstance(e, Send)] for step in effects] == [
         [Send(Ready(hang_guard="ends after 600 s"))],

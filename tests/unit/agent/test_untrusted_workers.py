@@ -21,7 +21,7 @@ from elasticjob._runtime.agent.monitoring.progress import hangs
 from elasticjob._runtime.agent.monitoring.progress.worker_progress import WorkerProgress
 from elasticjob._runtime.agent.reporting.worker_output import FileSink
 from elasticjob._runtime.agent.start_workers.shims import shim_server
-from elasticjob._runtime.contract.names import RoundId, script_end_file, script_left_file
+from elasticjob._runtime.contract.names import RoundId, script_returned_file, success_recorded_file
 from elasticjob._runtime.contract.shared_memory.progress_page import NO_LIMIT, FilePage, PageWord, open_page, write_text
 from elasticjob._runtime.contract.shared_memory.untrusted_file import read_regular_file
 from elasticjob._runtime.contract.snapshot_format import state_block, state_file
@@ -41,7 +41,7 @@ OTHER_FILES: list[Callable[[Path], object]] = [os.mkfifo, Path.mkdir, link, lamb
 @pytest.mark.parametrize("create", OTHER_FILES)
 def test_only_regular_files_are_read_and_none_is_waited_for(create: Callable[[Path], object], tmp_path: Path) -> None:
     error_file = str(tmp_path / "error.json")
-    for path in (error_file, script_end_file(error_file), script_left_file(error_file)):
+    for path in (error_file, success_recorded_file(error_file), script_returned_file(error_file)):
         create(Path(path))
         for made in tmp_path.glob("target"):
             made.unlink()

@@ -24,7 +24,7 @@ from elasticjob._runtime.contract.failures.failure_text import (
     failure_reason,
 )
 from elasticjob._runtime.contract.messages import FailureClass
-from elasticjob._runtime.contract.names import script_end_file, script_left_file
+from elasticjob._runtime.contract.names import script_returned_file, success_recorded_file
 from elasticjob._runtime.system.code_root import OWN_PACKAGE
 
 
@@ -135,7 +135,7 @@ def test_a_worker_that_ran_out_of_memory_says_so(end: WorkerExit, message: str) 
 def test_when_a_script_ended(tmp_path: Path, content: str | None, expected: float | None) -> None:
     error_file = str(tmp_path / "error.json")
     if content is not None:
-        Path(script_left_file(error_file)).write_text(content)
+        Path(script_returned_file(error_file)).write_text(content)
     assert left_at(error_file, 17) == expected
 
 
@@ -164,7 +164,7 @@ def test_what_a_worker_says_of_its_device_is_only_a_suspicion(text: str, suspect
 def test_only_the_process_that_recorded_its_success_has_succeeded(tmp_path: Path) -> None:
     error_file = str(tmp_path / "error.json")
     assert not script_succeeded(error_file, 17)
-    Path(script_end_file(error_file)).write_text("17")
+    Path(success_recorded_file(error_file)).write_text("17")
     assert script_succeeded(error_file, 17)
     assert not script_succeeded(error_file, 1), "a shell that ran several scripts"
 

@@ -9,9 +9,9 @@ import pytest
 
 from elasticjob._runtime.agent.workers.processes.process_table import ProcessTable
 from elasticjob._runtime.agent.workers.processes.worker_process import (
+    FOR_NEXT_ROUND,
     IN_ROUND,
     INITIAL,
-    KEPT,
     REPORTS,
     SPARES,
     ImpossibleEventError,
@@ -165,7 +165,7 @@ STEPS = list(explored())
 
 def test_a_rank_never_has_two_processes_in_a_round_or_two_for_the_next_one() -> None:
     for _, _, after in STEPS:
-        for states in (IN_ROUND, KEPT):
+        for states in (IN_ROUND, FOR_NEXT_ROUND):
             assert after is None or sum(state in states for state in after) <= 1
 
 

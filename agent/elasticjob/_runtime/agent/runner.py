@@ -296,7 +296,7 @@ class Agent:
             case SetNodeEnd(seconds):
                 self._deadlines.node_ends_within(seconds)
             case Exit():
-                self._workers.end_spares(for_good=True)
+                self._workers.discard_spares(for_good=True)
                 self._finished.set_result(effect)
             case _:
                 self._executor.execute(effect)
@@ -349,7 +349,7 @@ class Agent:
         self._executor.reap()
 
     def _leave(self, signal_name: str) -> None:
-        self._workers.end_spares(for_good=True)
+        self._workers.discard_spares(for_good=True)
         self._deadlines.pod_ends_within(self._config.pod_grace)
         self._deadlines.end_within(self._config.graceful_shutdown)
         self._executor.limit_grace()

@@ -193,13 +193,19 @@ FINAL_EXCEPTIONS = {"SeparateWorldError": "TrainsApart", "RefusedCommandError": 
 ranks would train apart from each other, or a launcher in its command cannot be run."""
 
 
-def script_left_file(error_file: str) -> str:
-    """Return the file in which a worker's fork notes its process id and when its script ended with success."""
+def script_returned_file(error_file: str) -> str:
+    """Return the path of the file in which a forked worker notes its process id and when its script had succeeded.
+
+    Its exit functions still run then.
+    """
     return f"{error_file}.left"
 
 
-def script_end_file(error_file: str) -> str:
-    """Return the path of the file in which a forked worker writes its process id once its script has succeeded."""
+def success_recorded_file(error_file: str) -> str:
+    """Return the path of the file in which a forked worker writes its process id after its exit functions.
+
+    From then on a signal that ends it is no failure of the script.
+    """
     return f"{error_file}.succeeded"
 
 

@@ -135,7 +135,7 @@ class ElasticJobRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # t
                 session.leave_round(self.stores.serve_next(), str(error))
                 continue
             session.started(start)
-            self.stores.keep_only(start.master_port)
+            self.stores.end_stores_except(start.master_port)
             return start, store
         raise AssertionError
 

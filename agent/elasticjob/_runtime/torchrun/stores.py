@@ -93,7 +93,7 @@ class RoundStoresOfTorch:
         # Workers use the same store, so torchrun's own keys get a prefix.
         return dist.PrefixStore(f"torch.rendezvous.{run_id}.{start.round}", store)
 
-    def keep_only(self, port: int) -> None:
+    def end_stores_except(self, port: int) -> None:
         """End all stores but the one with this port."""
         self._by_port = {p: store for p, store in self._by_port.items() if p == port}
 

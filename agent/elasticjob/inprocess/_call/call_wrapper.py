@@ -23,7 +23,7 @@ from elasticjob.inprocess._call.iteration_end import IterationCompleted, Iterati
 from elasticjob.inprocess._call.log_setup import LogSetup
 from elasticjob.inprocess._call.monitor_start import start_monitor_process
 from elasticjob.inprocess._call.wrapper_arguments import WrapperArguments
-from elasticjob.inprocess._groups.nccl_environment import keep_process_at_nccl_errors
+from elasticjob.inprocess._groups.nccl_environment import survive_nccl_errors
 from elasticjob.inprocess._groups.process_groups import collect_garbage
 from elasticjob.inprocess._stores.lost_rank import leaves_on_purpose, record_when_lost
 from elasticjob.inprocess._stores.store_mixin import IterationOutcome, StoreMixin
@@ -114,7 +114,7 @@ class CallWrapper:
         self._cleanup.callback(_running.release)
         self._state = State.from_environment()
         self._cleanup.enter_context(LogSetup(self._state.rank))
-        keep_process_at_nccl_errors(os.environ)
+        survive_nccl_errors(os.environ)
         self._interrupter = Interrupter()
         self._cleanup.callback(self._interrupter.close)
         self._environment = Environment()

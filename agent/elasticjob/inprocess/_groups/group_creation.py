@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from elasticjob.inprocess._groups.own_sockets import Address, end, listening
+from elasticjob.inprocess._groups.own_sockets import Address, listening, socket_address
 
 _CONNECT_TIMEOUT = 1.0
 """Seconds, for connections within this host."""
@@ -59,4 +59,4 @@ def store_addresses() -> set[Address]:
         found = socket.getaddrinfo(host.encode(), int(port), type=socket.SOCK_STREAM) if host else []
     except (OSError, ValueError):
         return set()
-    return {end(entry[4]) for entry in found}
+    return {socket_address(entry[4]) for entry in found}

@@ -16,7 +16,7 @@ _OFF = ("", "0")
 _NO_HANDLING, _OF_TORCHRUN, _OF_THE_AGENT = "0", "1", "3"
 
 
-def keep_process_at_nccl_errors(environ: MutableMapping[str, str]) -> bool:
+def survive_nccl_errors(environ: MutableMapping[str, str]) -> bool:
     """Set what lets a process survive the loss of a peer, unless the user has set something else.
 
     Call it before a group is created. Return whether torch's watchdog leaves the process alone because of that: it

@@ -58,7 +58,7 @@ def connections(addresses: set[Address]) -> Iterator[socket.socket]:
     """Yield all connections of this process to or from one of the addresses, each as a duplicate."""
     for _, found in ip_sockets():
         with suppress(OSError):  # not connected
-            if {end(found.getsockname()), end(found.getpeername())} & addresses:
+            if {socket_address(found.getsockname()), socket_address(found.getpeername())} & addresses:
                 yield found
 
 
@@ -77,12 +77,12 @@ def shut_down_newer_than(before: frozenset[str], keep: set[Address]) -> int:
     done = 0
     for number, found in ip_sockets():
         with suppress(OSError):  # not connected, or closed since
-            if os.readlink(f"/proc/self/fd/{number}") not in before and end(found.getsockname()) not in keep:  # noqa: PTH115
+            if os.readlink(f"/proc/self/fd/{number}") not in before and socket_address(found.getsockname()) not in keep:  # noqa: PTH115
                 found.shutdown(socket.SHUT_RDWR)
                 done += 1
     return done
 
 
-def end(address: tuple[Any, ...]) -> Address:
+def socket_address(address: tuple[Any, ...]) -> Address:
     """Return the address of a socket; an IPv4 address has one form on sockets of both families."""
     return plain_address(str(address[0])), int(address[1])

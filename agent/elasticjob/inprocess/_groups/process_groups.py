@@ -31,11 +31,11 @@ from elasticjob.inprocess._groups.group_creation import GroupCreation, connect_i
 from elasticjob.inprocess._groups.lost_operation import gloo_workers, waits_for_lost_operation
 from elasticjob.inprocess._groups.own_sockets import (
     Address,
-    end,
     links,
     listening,
     shut_down_connections,
     shut_down_newer_than,
+    socket_address,
 )
 from elasticjob.inprocess._groups.store_connection import interruptible_connections
 from elasticjob.inprocess._groups.torch_groups import (
@@ -269,7 +269,7 @@ class ProcessGroups:
             thread.start()
         if threads:
             before = listening() if self._listening_before is None else {*self._listening_before}
-            before |= {address for address in listening() if end(address) in self.addresses}
+            before |= {address for address in listening() if socket_address(address) in self.addresses}
             wakes = threading.Thread(target=wake_while, args=(threads, before), daemon=True, name="abort-wake-up")
             wakes.start()
         self._aborts += threads

@@ -33,7 +33,7 @@ from elasticjob._runtime.contract.restart_messages import (
     Raised,
     ResultsEnded,
 )
-from elasticjob.inprocess._groups.nccl_environment import keep_process_at_nccl_errors
+from elasticjob.inprocess._groups.nccl_environment import survive_nccl_errors
 from elasticjob.inprocess._groups.process_groups import ProcessGroups, collect_garbage
 from elasticjob.inprocess._restartable.agent_channel import AgentChannel
 from elasticjob.inprocess._restartable.state_keeper import StateKeeper, seconds_before_copy
@@ -184,7 +184,7 @@ class RestartableCall:
 
     def _warm_up(self) -> None:
         if not dist.is_initialized():  # by the script, for something of its own
-            keep_process_at_nccl_errors(os.environ)
+            survive_nccl_errors(os.environ)
             if warm_up():
                 self._leave_groups()
 
@@ -220,7 +220,7 @@ class RestartableCall:
 
     def _call(self, function: Callable[[], Any]) -> tuple[Any] | _Ended:
         """Call the function once; return its result in a tuple, or how else it ended."""
-        guarded = keep_process_at_nccl_errors(os.environ)
+        guarded = survive_nccl_errors(os.environ)
         self._channel.send(Calling(self._round, self._spare_process))
         progress_channel.set_process_survives_round(self._connected)
         try:

@@ -71,7 +71,7 @@ class RoundMonitors:
         guard = self._workers.guard
         if self._without_steps and start.progress_timeout <= 0:  # the policy was removed from the job
             self._without_steps = ""
-            asyncio.get_running_loop().call_soon(self._dispatch, events.HangGuarded(guard.status if guard else ""))
+            asyncio.get_running_loop().call_soon(self._dispatch, events.HangGuardKnown(guard.status if guard else ""))
         self._hangs.start(guard.step_timeout if guard else start.progress_timeout, repeat=not start.hang_ends_round)
 
     def worker_connected(self) -> None:
@@ -105,7 +105,7 @@ class RoundMonitors:
             return
         if guard is not None and guard.step_timeout > 0:
             self.watch_for_hangs(start)
-        self._dispatch(events.HangGuarded(guard.status if guard else self._without_steps))
+        self._dispatch(events.HangGuardKnown(guard.status if guard else self._without_steps))
 
     def collective_overdue(self) -> None:
         """Handle a collective that takes longer than torch's time-out."""
@@ -126,7 +126,7 @@ class RoundMonitors:
         if start.group_rank != 0 and not self._without_steps:
             return
         self._without_steps = without_steps(self._state().announcement.pod, seconds) if seconds else ""
-        self._dispatch(events.HangGuarded(self._without_steps))
+        self._dispatch(events.HangGuardKnown(self._without_steps))
 
     def _progress_timed_out(self) -> None:
         if (round_id := self._state().round) is not None:

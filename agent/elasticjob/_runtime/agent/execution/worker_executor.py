@@ -20,12 +20,12 @@ from elasticjob._runtime.agent.start_workers.fork_fallback import AT_ONCE
 from elasticjob._runtime.agent.start_workers.launcher import Launcher
 from elasticjob._runtime.agent.state_machine import events
 from elasticjob._runtime.agent.state_machine.effects import (
+    BreakCollectivesOfWorkers,
     DumpStacks,
     EndLaunchers,
     FreezeWorkers,
     HoldWorkers,
     LaunchWorkers,
-    LeaveCollectives,
     PrestartWorkers,
     StopWorkers,
     StopWorkersAt,
@@ -49,7 +49,7 @@ WorkerEffect: TypeAlias = (
     | HoldWorkers
     | StopWorkersAt
     | StopWorkers
-    | LeaveCollectives
+    | BreakCollectivesOfWorkers
     | DumpStacks
     | FreezeWorkers
 )
@@ -98,7 +98,7 @@ class WorkerExecutor:
                 self._stop_at(round_id, step)
             case StopWorkers():
                 self._begin_stop(effect)
-            case LeaveCollectives():
+            case BreakCollectivesOfWorkers():
                 self.workers.break_collectives()
             case DumpStacks(round_id):
                 self.spawn(self._dump_stacks(round_id))
@@ -242,5 +242,5 @@ class WorkerExecutor:
         )  # fmt: skip
         self.reachability.end_round()
         store_port = await self.start_store()
-        parked, has_state, new = workers.has_parked, workers.has_state, workers.new_processes
+        parked, has_state, new = workers.has_processes_for_next_round, workers.has_state, workers.new_processes
         self.dispatch(events.AllWorkersStopped(store_port, unhealthy, parked, has_state, new))

@@ -42,7 +42,7 @@ from elasticjob._runtime.agent.state_machine.events import (
     AllWorkersStopped,
     CutOff,
     FunctionCalled,
-    HangGuarded,
+    HangGuardKnown,
     LastStepMissed,
     LauncherReady,
     LeaveTimedOut,
@@ -112,7 +112,7 @@ def decide(state: AgentState, event: AgentEvent) -> AgentDecision:
             return prestarted(state)
         case FunctionCalled():
             return function_called(state)
-        case HangGuarded(status):
+        case HangGuardKnown(status):
             return hang_guarded(state, status)
         case WorkersLaunched(round_id):
             return workers_launched(state, round_id)

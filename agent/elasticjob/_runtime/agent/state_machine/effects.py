@@ -86,7 +86,7 @@ class StopWorkers:
 
 
 @dataclass(frozen=True)
-class LeaveCollectives:
+class BreakCollectivesOfWorkers:
     """Let the workers that have waited for this break their collectives and leave their function."""
 
 
@@ -147,7 +147,7 @@ Effect: TypeAlias = (
     | HoldWorkers
     | StopWorkersAt
     | StopWorkers
-    | LeaveCollectives
+    | BreakCollectivesOfWorkers
     | DumpStacks
     | FreezeWorkers
     | CheckHealth

@@ -35,7 +35,7 @@ class FunctionCalled:
 
 
 @dataclass(frozen=True)
-class HangGuarded:
+class HangGuardKnown:
     """It is known what guards the round's workers against a hang, in place of torch's own time-out."""
 
     status: str
@@ -146,7 +146,7 @@ class LogConditionMet:
 
 @dataclass(frozen=True)
 class AllResultsEnded:
-    """In a stop, no worker of the round counts a step any more, and some wait for `LeaveCollectives`."""
+    """In a stop, no worker of the round counts a step any more, and some wait for `BreakCollectivesOfWorkers`."""
 
     round: RoundId
 
@@ -187,7 +187,7 @@ AgentEvent: TypeAlias = (
     | LauncherReady
     | WorkersPrestarted
     | FunctionCalled
-    | HangGuarded
+    | HangGuardKnown
     | WorkersLaunched
     | WorkerEnded
     | StageStarted

@@ -25,7 +25,7 @@ from elasticjob._runtime.agent.workers.processes.process_changes import ProcessC
 from elasticjob._runtime.agent.workers.processes.process_table import ProcessTable
 from elasticjob._runtime.agent.workers.processes.restartable_workers import RestartableWorkers
 from elasticjob._runtime.agent.workers.processes.worker_process import (
-    KEPT,
+    FOR_NEXT_ROUND,
     LOADING,
     RUNNING,
     SPARE,
@@ -36,7 +36,7 @@ from elasticjob._runtime.agent.workers.round_times import RoundTimes
 from elasticjob._runtime.agent.workers.spares.prestart import PrestartLauncher
 from elasticjob._runtime.agent.workers.spares.spares import Spares
 from elasticjob._runtime.agent.workers.start_window import StartWindow
-from elasticjob._runtime.agent.workers.stop_sequence import KEEP_TIMEOUT, StopSequence
+from elasticjob._runtime.agent.workers.stop_sequence import STATE_COPY_TIMEOUT, StopSequence
 from elasticjob._runtime.agent.workers.worker import Worker
 from elasticjob._runtime.agent.workers.worker_files import WorkerFiles
 from elasticjob._runtime.contract.messages import Failure, FailureClass, StartRound
@@ -99,27 +99,27 @@ class RoundStarter:
         try:
             self._progress.begin_round(start.round)
             self._times.begin_round()
-            if not await self._take_code(start.code):
+            if not await self._unpack_code(start.code):
                 return None  # the round ends already
-            await self._end_useless(start)
+            await self._discard_unusable(start)
             for local_rank in range(self._config.processes):
                 self._files.folder(start, local_rank)  # if this fails, all processes are parked still
-            called |= self._call(start, self._table.workers(KEPT))
+            called |= self._call(start, self._table.workers(FOR_NEXT_ROUND))
             missing = self.missing_ranks(called.values())
-            self._spares.end_slow(missing)
+            self._spares.discard_loading(missing)
             if missing and (failure := await self._stop_sequence.until_replaceable()):
                 return failure
             called |= self._call(start, self._spares.ready_for(missing))
             missing = self.missing_ranks(called.values())
             if starts_alone := self._command.starts_alone:
                 # The command has ended while this waited: the round has failed, and its stop kills what was called.
-                self._end_waiting()
+                self._discard_all_waiting()
                 called, missing = {}, [0]
                 prepared.append(self._command.prepare(start))
             else:
                 for local_rank in missing:
                     prepared.append(self._files.prepare(start, local_rank))
-            not_to_kill = {*called, *self._table.pids(SPARES), *self._command.process.kept}
+            not_to_kill = {*called, *self._table.pids(SPARES), *self._command.process.left_running}
             self._times.begin_start(missing)
             pids = await self._launcher.start([worker_start for _, worker_start in prepared], not_to_kill)
         except (StartError, CodeError) as error:
@@ -147,25 +147,25 @@ class RoundStarter:
             waiting = filter(None, [self._command.process.worker])
             self._files.delete_folders((*in_table, *waiting, *(worker for worker, _ in prepared)))
 
-    async def _end_useless(self, start: StartRound) -> None:
-        """End the processes of earlier rounds that cannot be used in this one. StartError: the command does not end."""
-        await self._end_broken()
+    async def _discard_unusable(self, start: StartRound) -> None:
+        """Kill the processes of earlier rounds that this one cannot use. StartError: the command does not end."""
+        await self._discard_failing()
         if not start.state_known:
-            self._end_outdated()
-        if self._command.end_elsewhere():
+            self._discard_outdated()
+        if self._command.kill_if_at_other_launcher():
             await self._changes.until(lambda: not self._command.process.pid, LONGEST_KILL)
             if self._command.process.pid:
                 raise StartError("the command of the round before does not end")
-            self._command.end_stop()
+            self._command.forget_if_ended()
         if self._command.starts_alone:
-            self._end_waiting()
+            self._discard_all_waiting()
 
     async def prestart(self, provisional: StartRound) -> Failure | None:
         """As `WorkerGroup.prestart`."""
-        self._spares.end_late()
+        self._spares.discard_overdue()
         self._spares.take_places()
         failure = await self._stop_sequence.until_replaceable()
-        if failure is None and (missing := self.missing_ranks(self._table.workers(KEPT).values())):
+        if failure is None and (missing := self.missing_ranks(self._table.workers(FOR_NEXT_ROUND).values())):
             own = provisional if self._is_first else self._prestarts.with_own_files(provisional)
             await self._prestarts.launch(own, missing, LOADING)
         self._window.close()
@@ -180,7 +180,7 @@ class RoundStarter:
 
     def ranks_to_start(self) -> list[int]:
         """Return the local ranks for which no process waits at its function, or will."""
-        return self.missing_ranks(self._table.workers(KEPT, {SPARE}).values())
+        return self.missing_ranks(self._table.workers(FOR_NEXT_ROUND, {SPARE}).values())
 
     def _call(self, start: StartRound, waiting: dict[int, Worker]) -> dict[int, Worker]:
         """Call the functions of these processes in the round; return those that were reached, and kill the rest."""
@@ -204,44 +204,45 @@ class RoundStarter:
                 kill_process(self._table, pid)
         return called
 
-    async def _take_code(self, digest: str) -> bool:
-        """Unpack the code that the round names; return False if the round ends before it is there.
+    async def _unpack_code(self, digest: str) -> bool:
+        """Unpack the code that the round names; return False if the round ends before the code is there.
 
-        Processes that wait have run a part of the script: they end, and the pod's memory keeps their state.
+        Processes that wait have run a part of the old script, so they end; the pod's memory has their state.
         """
         if not self._code.differs(digest):
             return True
-        await self._end_with_state(self._table.workers(KEPT))
-        self._end_waiting()
+        await self._discard_with_state(self._table.workers(FOR_NEXT_ROUND))
+        self._discard_all_waiting()
         taken = await self._code.update(digest, lambda: self._stop_sequence.stopping)
         if taken:
             log.info("the code is %s now", digest[:12])
         return taken
 
-    async def _end_broken(self) -> None:
+    async def _discard_failing(self) -> None:
         """Kill parked processes that fail again and again, once the pod's memory has the state that they hold."""
-        broken = {pid: w for pid, w in self._table.workers(KEPT).items() if w.failed_calls >= FAILED_CALLS}
+        broken = {pid: w for pid, w in self._table.workers(FOR_NEXT_ROUND).items() if w.failed_calls >= FAILED_CALLS}
         for worker in broken.values():
             text = "rank %d failed %d times in a row before its first step: a new process takes its place"
             log.warning(text, worker.rank, worker.failed_calls)
-        await self._end_with_state(broken)
+        await self._discard_with_state(broken)
 
-    async def _end_with_state(self, waiting: Collection[int]) -> None:
+    async def _discard_with_state(self, waiting: Collection[int]) -> None:
         """Kill parked processes, once the pod's memory has the state that they hold."""
         for pid in waiting:
             if not is_stopped(pid):
                 self._restartable.end(pid, at_once=True)
         await self._changes.until(
-            lambda: self._stop_sequence.stopping or not any(map(self._restartable.keeping, waiting)), KEEP_TIMEOUT
+            lambda: self._stop_sequence.stopping or not any(map(self._restartable.copying_state, waiting)),
+            STATE_COPY_TIMEOUT,
         )
-        for pid in set(waiting) & self._table.pids(KEPT):  # others have ended since
+        for pid in set(waiting) & self._table.pids(FOR_NEXT_ROUND):  # others have ended since
             discard_process(self._table, pid)
 
-    def _end_outdated(self) -> None:
+    def _discard_outdated(self) -> None:
         """Kill the processes that have run the script ahead of this round: what they have read may be outdated."""
         prestarted = {
             pid: worker
-            for pid, worker in self._table.workers(KEPT).items()
+            for pid, worker in self._table.workers(FOR_NEXT_ROUND).items()
             if worker.round.is_prestarted or worker.was_prestarted
         }
         for pid, worker in (prestarted | self._table.workers(SPARES)).items():
@@ -249,10 +250,10 @@ class RoundStarter:
             log.info(text, pid, worker.local_rank)
             discard_process(self._table, pid)
 
-    def _end_waiting(self) -> None:
+    def _discard_all_waiting(self) -> None:
         """Kill the processes of the next round and the spare ones, waiting or still loading: the whole command runs
         again."""
-        for pid in self._table.pids(KEPT, SPARES):
+        for pid in self._table.pids(FOR_NEXT_ROUND, SPARES):
             discard_process(self._table, pid)
 
     def _start_error(self, start: StartRound, message: str) -> Failure:

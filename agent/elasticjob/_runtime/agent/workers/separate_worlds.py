@@ -22,7 +22,7 @@ from elasticjob._runtime.agent.start_workers.in_workers.assigned import TRAINS, 
 from elasticjob._runtime.agent.start_workers.in_workers.one_world import ALLOWED, record_refusal, unless_meant
 from elasticjob._runtime.agent.start_workers.in_workers.refused import WORLD_OF_MPI, refused_launcher
 from elasticjob._runtime.agent.workers.processes.process_table import ProcessTable
-from elasticjob._runtime.agent.workers.processes.worker_process import IN_ROUND, KEPT, SPARES
+from elasticjob._runtime.agent.workers.processes.worker_process import FOR_NEXT_ROUND, IN_ROUND, SPARES
 from elasticjob._runtime.contract.commands.python_command import PythonCommand, is_python, parse_python_command
 from elasticjob._runtime.system.code_root import IN_WORKERS
 from elasticjob._runtime.system.daemon_threads import DaemonExecutor
@@ -103,7 +103,7 @@ class SeparateWorlds:
         lost its parent.
         """
         before = self._table.workers(IN_ROUND)
-        without = frozenset({*self._helper_pids, *self._table.pids(KEPT, SPARES)})
+        without = frozenset({*self._helper_pids, *self._table.pids(FOR_NEXT_ROUND, SPARES)})
         loop = asyncio.get_running_loop()
         found = await loop.run_in_executor(self._thread, find_separate_processes, without)
         now = {w.local_rank: (pid, w) for pid, w in self._table.workers(IN_ROUND).items()}

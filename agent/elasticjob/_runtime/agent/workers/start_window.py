@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from elasticjob._runtime.agent.workers.processes.process_table import ProcessTable
 from elasticjob._runtime.agent.workers.processes.restartable_workers import RestartableWorkers
-from elasticjob._runtime.agent.workers.processes.worker_process import IN_ROUND, KEPT, SPARES
+from elasticjob._runtime.agent.workers.processes.worker_process import FOR_NEXT_ROUND, IN_ROUND, SPARES
 
 
 class StartWindow:
@@ -33,9 +33,9 @@ class StartWindow:
     def close(self) -> None:
         """Call this once the processes that have started are in the table: others may not connect any more."""
         self._closed.set()
-        self._restartable.allow(self._table.pids(IN_ROUND, KEPT, SPARES))
+        self._restartable.allow(self._table.pids(IN_ROUND, FOR_NEXT_ROUND, SPARES))
 
-    def give_up(self) -> None:
+    def release_waiters(self) -> None:
         """End every `until_closed`, now and later: the agent has failed, and `close` may never be called."""
         self._closed.set()
 

@@ -38,9 +38,9 @@ from elasticjob._runtime.agent.workers.processes.restartable_workers import Rest
 from elasticjob._runtime.agent.workers.processes.worker_process import (
     CALLED,
     EXITING,
+    FOR_NEXT_ROUND,
     IN_ROUND,
     INTERRUPTED,
-    KEPT,
     KILLED,
     LOADING,
     RETURNED,
@@ -66,7 +66,7 @@ of many nccl groups and the end of large objects take seconds. A function that g
 BREAK_PERMISSION_TIMEOUT = 600.0
 """Seconds from the end of the grace in which a worker that counts no step any more waits until no other pod counts
 one. The store answers as soon as it can. While there is none, no pod trains, and the worker has the newest state."""
-KEEP_TIMEOUT = 120.0
+STATE_COPY_TIMEOUT = 120.0
 """Seconds in which a process that ends for good may copy its state to the memory of the pod: 100 GB at 1 GB/s. The
 grace begins once it has."""
 SHORTEST_INTERRUPTION = 1.0
@@ -164,15 +164,15 @@ class StopSequence:
         self._progress.release()
         self.limit_grace(at_most)
         if at_once:
-            self._table.apply_to_all(self._table.pids(KEPT), ProcessEvent.JOIN_STOP)
-            self._spares.end()
+            self._table.apply_to_all(self._table.pids(FOR_NEXT_ROUND), ProcessEvent.JOIN_STOP)
+            self._spares.discard_all()
         else:
             self._begin(first if grace > 0 else None, park=park, job_goes_on=job_goes_on)
         if report_hang is not None:  # nothing that was sent reaches stopped processes, and the other pods wait
             kill(filter(is_stopped, self._table.pids(IN_ROUND)))
         if self._has_interrupted:  # after a hang the grace is shorter: it is for processes that are lost anyway
             grace = max(grace, self._config.stop_grace, SHORTEST_INTERRUPTION)
-        await self._until_skipped_or(self._have_kept_state, KEEP_TIMEOUT)
+        await self._until_skipped_or(self._state_copies_are_done, STATE_COPY_TIMEOUT)
         await self._until_skipped_or(lambda: self._park_returned(park=park and not at_once), grace)
         self._kill_those_still_counting_steps()
         await self._until_skipped_or(self._may_break_or_none_waits, BREAK_PERMISSION_TIMEOUT)
@@ -234,7 +234,8 @@ class StopSequence:
         Workers that are parked or exit, and spare processes, are left out.
         """
         found = descendants(
-            os.getpid(), without={*self.helper_pids, *self._command.kept, *self._table.pids(KEPT, SPARES)}
+            os.getpid(),
+            without={*self.helper_pids, *self._command.left_running, *self._table.pids(FOR_NEXT_ROUND, SPARES)},
         )
         return (self._launcher.without_preforked(found) | self._table.pids(IN_ROUND)) - self._table.pids({EXITING})
 
@@ -243,7 +244,7 @@ class StopSequence:
     def _begin(self, first: signal.Signals | None, *, park: bool, job_goes_on: bool) -> None:
         """Interrupt the functions that can be called again if `park`; send the `first` signal to the other workers."""
         # A prestarted process that is not at its function yet may be stuck.
-        self._table.apply_to_all(self._table.pids({LOADING} if park else KEPT), ProcessEvent.JOIN_STOP)
+        self._table.apply_to_all(self._table.pids({LOADING} if park else FOR_NEXT_ROUND), ProcessEvent.JOIN_STOP)
         interrupted: set[int] = set()
         if park:
             interrupted = {pid for pid in self._table.pids(IN_ROUND) if self._restartable.interrupt(pid)}
@@ -251,19 +252,19 @@ class StopSequence:
             self._has_interrupted = bool(interrupted)
             self.report_results_end()
         else:
-            self._spares.end()
+            self._spares.discard_all()
         for pid in self._table.pids(IN_ROUND) - interrupted:
             if not self._restartable.end(pid, at_once=job_goes_on) and first is not None:
                 signal_group(pid, signal.SIGKILL if job_goes_on else first)
-        if self._command.ends and self._command.pid and first is not None:
+        if self._command.ends_with_stop and self._command.pid and first is not None:
             signal_group(self._command.pid, signal.SIGKILL if job_goes_on else first)
 
     async def _until_skipped_or(self, condition: Callable[[], bool], seconds: float) -> None:
         await self._changes.until(lambda: self._grace_skipped or condition(), seconds)
 
-    def _have_kept_state(self) -> bool:
+    def _state_copies_are_done(self) -> bool:
         """Return whether all state copies are done. A process copies its state when no round follows for it."""
-        return not any(map(self._restartable.keeping, self._table.pids(IN_ROUND)))
+        return not any(map(self._restartable.copying_state, self._table.pids(IN_ROUND)))
 
     def _park_returned(self, *, park: bool) -> bool:
         """If `park`, park the workers whose function has ended. Return whether no worker runs."""
@@ -271,7 +272,7 @@ class StopSequence:
             for pid, worker in self._table.workers({RETURNED}).items():
                 self._table.apply(pid, ProcessEvent.PARK)
                 self._table.set_worker(pid, self._times.after_call(worker))
-        command_runs = self._command.ends and self._command.pid != 0
+        command_runs = self._command.ends_with_stop and self._command.pid != 0
         return not (self._table.pids(IN_ROUND) or command_runs or self._launcher.has_shim_processes)
 
     def _kill_those_still_counting_steps(self) -> None:
@@ -327,13 +328,13 @@ class StopSequence:
         """Kill the processes of the workers except the cleaners; return whether none but those was left."""
         left = self.processes()
         below = left - self._table.pids(IN_ROUND)
-        kept, self._loading_programs = cleaners(below)
+        spared, self._loading_programs = cleaners(below)
         if asyncio.get_running_loop().time() - self._killed_at < LOAD_TIMEOUT:
-            kept |= self._loading_programs
-        for pid in kept:
+            spared |= self._loading_programs
+        for pid in spared:
             signal_one(pid, signal.SIGCONT)  # the workers may be frozen
-        kill(left - kept)
-        return left == kept and not self._loading_programs
+        kill(left - spared)
+        return left == spared and not self._loading_programs
 
     def _kill_rest(self) -> bool:
         """Kill all processes of the workers; return whether none was left."""

@@ -28,9 +28,9 @@ from elasticjob._runtime.agent.workers.processes.restartable_workers import Repo
 from elasticjob._runtime.agent.workers.processes.worker_process import (
     CALLED,
     EXITING,
+    FOR_NEXT_ROUND,
     IN_ROUND,
     INTERRUPTED,
-    KEPT,
     RETURNED,
     SPARES,
     ProcessEvent,
@@ -103,10 +103,10 @@ class WorkerGroup:
             config, self.table, self._changes, self._window, launcher, self.restartable, self.progress, self._times,
             self._files, prestarts, self._spares, self._stop_sequence, self.command,
         )  # fmt: skip
-        self._spares.round_goes_on = lambda: not (self.stopping or self.progress.ending)
+        self._spares.round_goes_on = lambda: not (self.stopping or self.progress.stops_at_step)
         self._spares.on_started = self._starter.on_end = lambda: self.on_end()
         self.command.is_stopping = lambda: self.stopping
-        self.command.end_spares = self._spares.end
+        self.command.discard_spares = self._spares.discard_all
         self.command.report = lambda ended: self._ends.append(ended)
         self.command.on_started = lambda: self.on_end()
         self._stop_sequence.on_results_ended = lambda: self.on_results_ended()
@@ -125,7 +125,7 @@ class WorkerGroup:
 
     def expect_no_start(self) -> None:
         """Make no `stop` wait any more: the agent has failed, and the start may never come."""
-        self._window.give_up()
+        self._window.release_waiters()
 
     async def start(self, start: StartRound) -> Failure | None:
         """Start the round's workers; return a START_ERROR failure if the pod cannot start them.
@@ -160,7 +160,7 @@ class WorkerGroup:
 
         With a grace of 0 the `first` signal is not sent. `report_hang`: dump the stacks before, and call this
         with the failure of the worker farthest behind. `park`: workers whose function can be called again leave
-        it instead, and their processes stay (`has_parked`). `job_goes_on`: processes that wait between rounds
+        it instead, and their processes stay for the next round. `job_goes_on`: processes that wait between rounds
         exit at once, without the rest of the script. `at_once`: only SIGKILL, no process stays and none copies its
         state; `grace` must be 0. `at_most`: seconds after which SIGKILL follows, also to a process that copies its
         state. Return a failure of this pod if processes survive SIGKILL, else None.
@@ -170,9 +170,9 @@ class WorkerGroup:
             grace, first, report_hang, self.dump_stacks,
             park=park, job_goes_on=job_goes_on, at_once=at_once, at_most=at_most,
         )  # fmt: skip
-        self.command.end_stop()
+        self.command.forget_if_ended()
         waiting = filter(None, [self.command.process.worker])
-        self._files.close_pipes((*self.table.workers(KEPT, SPARES).values(), *waiting))
+        self._files.close_pipes((*self.table.workers(FOR_NEXT_ROUND, SPARES).values(), *waiting))
         return failure
 
     @property
@@ -200,9 +200,9 @@ class WorkerGroup:
         """Wait up to `seconds` until the kernel has freed what exiting processes hold. `stop` does not wait for it."""
         await self._stop_sequence.until_all_ended(seconds)
 
-    def end_spares(self, *, for_good: bool) -> None:
+    def discard_spares(self, *, for_good: bool) -> None:
         """Kill all spare processes, and start no more if `for_good`."""
-        self._spares.end(for_good=for_good)
+        self._spares.discard_all(for_good=for_good)
 
     def close(self) -> None:
         """Close the sockets on which workers and launchers connect."""
@@ -251,7 +251,7 @@ class WorkerGroup:
             return self._ended_worker(process, code)
         if process.state in SPARES:
             self._spare_ended(worker, code)
-        elif process.state in KEPT:
+        elif process.state in FOR_NEXT_ROUND:
             if worker.round.is_prestarted:
                 self._times.start_times.prestart_ended()
             log_end_between_rounds(process)
@@ -297,7 +297,9 @@ class WorkerGroup:
         if process.state is RETURNED:
             return []  # that its function had ended was returned then
         if self.progress.stopped(worker.local_rank):
-            return self.command.ended(pid, EndedWorker(worker.round, worker.local_rank, None, as_planned=True), code)
+            return self.command.outcome_of_end(
+                pid, EndedWorker(worker.round, worker.local_rank, None, as_planned=True), code
+            )
         if code < 0 and script_succeeded(worker.error_file, pid):
             log.info("rank %d succeeded; its process ended by %s in its clean-up", worker.rank, signal_name(-code))
             code = 0
@@ -306,7 +308,7 @@ class WorkerGroup:
         if failure is None:
             self._evidence.succeeded(worker, pid, since)
         self._record_start(worker, failure)
-        return self.command.ended(pid, EndedWorker(worker.round, worker.local_rank, failure), code)
+        return self.command.outcome_of_end(pid, EndedWorker(worker.round, worker.local_rank, failure), code)
 
     def _record_start(self, worker: Worker, failure: Failure | None) -> None:
         """Let the launcher know, by the first worker whose end says so, whether the workers failed at once."""
@@ -381,18 +383,18 @@ class WorkerGroup:
         return self._monitor.guard
 
     @property
-    def has_parked(self) -> bool:
+    def has_processes_for_next_round(self) -> bool:
         """Whether processes wait for the next round, or run their script up to where they wait."""
-        return bool(self.table.pids(KEPT))
+        return bool(self.table.pids(FOR_NEXT_ROUND))
 
     @property
     def has_state(self) -> bool:
         """Whether this pod may have a training state: in memory, or in a process that has trained and stays."""
-        return self.progress.has_copy or any(worker.trained for worker in self.table.workers(KEPT).values())
+        return self.progress.has_copy or any(worker.trained for worker in self.table.workers(FOR_NEXT_ROUND).values())
 
     @property
     def new_processes(self) -> NewProcesses:
         """What has to be started for the next round, while no worker runs."""
         times, count = self._times.start_times, len(self._starter.ranks_to_start())
-        keeps = times.synced and not self.progress.has_shard
-        return NewProcesses(count, times.start_seconds, times.form_seconds, times.may_start_ahead, keeps)
+        has_newest_state = times.synced and not self.progress.has_shard
+        return NewProcesses(count, times.start_seconds, times.form_seconds, times.may_start_ahead, has_newest_state)

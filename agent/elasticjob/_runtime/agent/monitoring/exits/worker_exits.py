@@ -12,7 +12,7 @@ from typing import NamedTuple
 from elasticjob._runtime.contract import codec
 from elasticjob._runtime.contract.failures.failure_text import MAX_MESSAGE, describe_out_of_memory, describe_size
 from elasticjob._runtime.contract.messages import Failure, FailureClass
-from elasticjob._runtime.contract.names import script_end_file, script_left_file
+from elasticjob._runtime.contract.names import script_returned_file, success_recorded_file
 from elasticjob._runtime.contract.shared_memory.untrusted_file import read_regular_file
 from elasticjob._runtime.diagnosis import classify, innermost_place
 
@@ -148,7 +148,7 @@ def read_error_file(path: str) -> ErrorFile | None:
 def script_succeeded(error_file: str, pid: int) -> bool:
     """Return whether this process recorded that its script has succeeded: only its clean-up can fail after that."""
     try:
-        return read_regular_file(script_end_file(error_file), _MAX_NOTE).data == str(pid).encode()
+        return read_regular_file(success_recorded_file(error_file), _MAX_NOTE).data == str(pid).encode()
     except OSError:
         return False
 
@@ -156,7 +156,7 @@ def script_succeeded(error_file: str, pid: int) -> bool:
 def left_at(error_file: str, pid: int) -> float | None:
     """Return when this process recorded that its script had succeeded, in Unix seconds; None if it recorded nothing."""
     try:
-        recorded, _, seconds = read_regular_file(script_left_file(error_file), _MAX_NOTE).data.partition(b" ")
+        recorded, _, seconds = read_regular_file(script_returned_file(error_file), _MAX_NOTE).data.partition(b" ")
         return float(seconds) if recorded == str(pid).encode() else None
     except (OSError, ValueError):
         return None

@@ -104,7 +104,7 @@ class ReachabilityMonitor:
         self._end_links(lambda round_id: round_id < start.round)
         self.start_until = self._now() + self.keep_alive.trusted_seconds
         if start.group_rank > 0:
-            self._task = background_task(self._keep_link(start))
+            self._task = background_task(self._maintain_link(start))
         self.check_within()
 
     def end_round(self) -> None:
@@ -125,7 +125,7 @@ class ReachabilityMonitor:
 
     # ---- both sides of the links
 
-    async def _keep_link(self, start: StartRound) -> None:
+    async def _maintain_link(self, start: StartRound) -> None:
         """Keep a link to the store on group rank 0."""
         await asyncio.sleep(min(LINK_DELAY + start.group_rank * LINK_SPACING, self.keep_alive.trusted_seconds / 2))
         while True:
@@ -216,7 +216,7 @@ class ReachabilityMonitor:
             ends = {rank: self._trusted_until(link) for rank, link in links.items()}
             end = max(permission_end(start.group_rank, start.group_world_size, at, ends), self.start_until)
             if end <= now:
-                self._give_up(start)
+                self._report_cut_off(start)
                 return
             at = end - self.keep_alive.resend_window
             if at <= now:
@@ -230,7 +230,7 @@ class ReachabilityMonitor:
         for link in links:
             link.send(MemberLink(start.round, start.group_rank))
 
-    def _give_up(self, start: StartRound) -> None:
+    def _report_cut_off(self, start: StartRound) -> None:
         """Report that this agent is cut off, and end the links of the other agents: they must not count on it now."""
         self._set_timer(None)
         self._is_cut_off = True

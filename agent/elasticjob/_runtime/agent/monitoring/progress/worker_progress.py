@@ -234,7 +234,7 @@ class WorkerProgress:
         return True
 
     @property
-    def ending(self) -> bool:
+    def stops_at_step(self) -> bool:
         """Whether the workers will stop at a step, which is known already or will be soon."""
         return self._limit != NO_LIMIT
 

@@ -86,7 +86,7 @@ def main() -> None:
     command = config["command"] and run_main.Program(**config["command"])
     if command:
         run_main.prepare_path(command)
-    elif not run_main.keeps_path():
+    elif not run_main.is_safe_path():
         del sys.path[0]  # the empty string of `-c`
     set_process_title(["elasticjob-fork-server"])
     control = socket.socket(fileno=int(descriptor))
@@ -110,7 +110,7 @@ def main() -> None:
     counts = config["preforked_workers"], config["workers_per_fork"]
     request = _serve(control, os.getppid(), *counts, learning, mutexes, answer, record)
     if request.caller is not None:
-        if command and not run_main.keeps_path():
+        if command and not run_main.is_safe_path():
             del sys.path[0]
         command = run_main.take_place_of(run_main.CallerProcess(**request.caller))
     elif request.command is not None:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from elasticjob._runtime.agent.start_workers.fork_server import early_variables, inherited_state
 from elasticjob._runtime.agent.start_workers.in_workers import sitecustomize
 from elasticjob._runtime.agent.start_workers.in_workers.error_file import record_exception
-from elasticjob._runtime.contract.names import Env, RoundId, script_end_file, script_left_file
+from elasticjob._runtime.contract.names import Env, RoundId, script_returned_file, success_recorded_file
 from elasticjob._runtime.system.process_end import clean_up, end_at_once
 
 
@@ -149,7 +149,7 @@ def take_place_of(caller: CallerProcess) -> Program:
     os.environ.clear()
     os.environ.update(caller.env)
     sys.executable = caller.executable
-    if not keeps_path():
+    if not is_safe_path():
         sys.path.insert(0, "")
     prepare_path(command)
     _open_streams(caller.unbuffered)
@@ -199,14 +199,14 @@ def _patch_torch() -> None:
         sitecustomize.install()
 
 
-def keeps_path() -> bool:
+def is_safe_path() -> bool:
     """Return whether Python adds no entry for the command to sys.path (`-I`, `-P`)."""
     return bool(sys.flags.isolated or getattr(sys.flags, "safe_path", False))
 
 
 def prepare_path(command: Program) -> None:
     """Set sys.path[0] as Python does for the command. This process was started by `-c`: its entry is empty."""
-    if keeps_path():
+    if is_safe_path():
         return
     match command.mode:
         case "module":
@@ -290,7 +290,7 @@ class _Script:
         self._succeeded = os.getpid() == self._pid
         path = os.environ.get("TORCHELASTIC_ERROR_FILE")
         if path and self._succeeded:  # the agent may end this process before Python's finalization has
-            with contextlib.suppress(OSError), open(script_left_file(path), "w") as file:
+            with contextlib.suppress(OSError), open(script_returned_file(path), "w") as file:
                 file.write(f"{self._pid} {time.time()}")
         if self._succeeded and _has_process_group():
             end_at_once(0)
@@ -299,7 +299,7 @@ class _Script:
         """Tell the agent, if the program has succeeded, that a signal from now on is no failure of the program."""
         path = os.environ.get("TORCHELASTIC_ERROR_FILE")
         if path and self._succeeded and os.getpid() == self._pid:
-            with contextlib.suppress(OSError), open(script_end_file(path), "w") as file:
+            with contextlib.suppress(OSError), open(success_recorded_file(path), "w") as file:
                 file.write(str(os.getpid()))
 
 

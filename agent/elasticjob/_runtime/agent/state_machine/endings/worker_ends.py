@@ -29,7 +29,7 @@ def worker_ended(state: AgentState, event: WorkerEnded) -> AgentDecision:
     if round_ is None or event.round != round_.id:
         return AgentDecision(state)
     if isinstance(state.activity, Stopping) and event.failure:
-        return _failed_before_stop(state, event.round, event.failure)
+        return _report_failure_while_stopping(state, event.round, event.failure)
     if not isinstance(state.activity, (Starting, Running)):
         return AgentDecision(state)
     round_ = replace(
@@ -60,7 +60,7 @@ def _worker_failed(state: AgentState, round_: AgentRound, failure: Failure) -> A
     return leave_unhealthy(decision.state, failure).after(*decision.effects)
 
 
-def _failed_before_stop(state: AgentState, round_id: RoundId, failure: Failure) -> AgentDecision:
+def _report_failure_while_stopping(state: AgentState, round_id: RoundId, failure: Failure) -> AgentDecision:
     """Report a worker that failed before the stop and ended after it: it may be the root cause of other failures."""
     round_ = state.last_round
     if round_ is None or round_id != round_.id or not isinstance(state.activity, Stopping):
@@ -93,7 +93,7 @@ def stacks_dumped(state: AgentState, round_id: RoundId, failure: Failure) -> Age
     if round_ is None or round_id != round_.id:
         return AgentDecision(state)
     if round_.start.hang_ends_round:
-        return _failed_before_stop(state, round_id, failure)
+        return _report_failure_while_stopping(state, round_id, failure)
     if not isinstance(state.activity, Running):
         return AgentDecision(state)
     report = (Send(WorkersStalled(round_id, failure)), Log(f"{describe_failure(failure)}; nothing is restarted"))

@@ -1,7 +1,7 @@
 """A round ends: its workers stop, and the agent reports itself for the next one.
 
 EndRound ──► StopWorkers ──► AllWorkersStopped ──► WorkersStopped is sent: Idle
-    AllResultsEnded ──► NodeResultsEnded is sent ──► BreakRound ──► LeaveCollectives (functions that can be
+    AllResultsEnded ──► NodeResultsEnded is sent ──► BreakRound ──► BreakCollectivesOfWorkers (functions that can be
         called again wait until no agent counts a step, before they break their collectives)
 """
 
@@ -10,7 +10,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from elasticjob._runtime.agent.state_machine.decision import AgentDecision
-from elasticjob._runtime.agent.state_machine.effects import CheckHealth, LeaveCollectives, Log, Send, StartLeaveTimer
+from elasticjob._runtime.agent.state_machine.effects import (
+    BreakCollectivesOfWorkers,
+    CheckHealth,
+    Log,
+    Send,
+    StartLeaveTimer,
+)
 from elasticjob._runtime.agent.state_machine.endings.finish import exit_agent
 from elasticjob._runtime.agent.state_machine.endings.leaving import FINISH_TIMEOUT, leave_unhealthy
 from elasticjob._runtime.agent.state_machine.endings.worker_stop import KILL, begin_stop
@@ -73,7 +79,7 @@ def break_collectives(state: AgentState, message: BreakRound) -> AgentDecision:
         return AgentDecision(state)
     state = replace(state, activity=replace(stopping, results_ended=False))
     if not message.discard:
-        return AgentDecision(state, (LeaveCollectives(),))
+        return AgentDecision(state, (BreakCollectivesOfWorkers(),))
     log = Log(
         f"round {message.round} has ended without this pod, and its last steps may have used broken collectives:"
         " its processes end, and the training state in this pod is not used"

@@ -32,7 +32,7 @@ class CommandProcess:
     worker: Worker | None = None
     stage: int = 0
     """How many launchers the process has come to."""
-    ends: bool = False
+    ends_with_stop: bool = False
     """Whether it ends with the ranks of a stop in progress."""
 
     @property
@@ -49,9 +49,9 @@ class CommandProcess:
         return self.state not in (CommandState.OFF, CommandState.WAITS)
 
     @property
-    def kept(self) -> set[int]:
-        """Process ids that a stop leaves alone."""
-        return {self.pid} if self.waits and not self.ends else set()
+    def left_running(self) -> set[int]:
+        """Process ids that a stop does not end."""
+        return {self.pid} if self.waits and not self.ends_with_stop else set()
 
     def is_elsewhere(self, finished: int) -> bool:
         """Return whether it waits at another launcher than the first one after so many: it has to start again."""

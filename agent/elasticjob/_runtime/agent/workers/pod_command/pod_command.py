@@ -75,7 +75,7 @@ class PodCommand:
         may_run_once = launcher.may_start_launcher and config.backend is Backend.ELASTICJOB
         self.process = CommandProcess(CommandState.ENDED if may_run_once else CommandState.OFF)
         self.is_stopping: Callable[[], bool] = lambda: False
-        self.end_spares: Callable[[str], None] = lambda _reason: None
+        self.discard_spares: Callable[[str], None] = lambda _reason: None
         self.report: Callable[[EndedWorker], None] = lambda _ended: None
         """Called with the failure of a start, or of the command, that no process of the round has reported."""
         self.on_stage_over: Callable[[RoundId, int], None] = lambda _round, _stage: None
@@ -106,17 +106,17 @@ class PodCommand:
         self._start = start
         self._finished.add(start.finished_stages, start.launchers)
 
-    def end_elsewhere(self) -> bool:
+    def kill_if_at_other_launcher(self) -> bool:
         """Kill a command that waits at another launcher than that of the round. Return whether the command is ending.
 
-        It has ended once `process.pid` is 0; then call `end_stop`.
+        It has ended once `process.pid` is 0; then call `forget_if_ended`.
         """
         if self.process.is_elsewhere(self._finished.number):
             text = "the command waits at launcher %d, and %d are finished in all pods: it starts again"
             log.info(text, self.process.stage, self._finished.number)
-            self.process.ends = True
+            self.process.ends_with_stop = True
             self._kill_command()
-        return self.process.ends
+        return self.process.ends_with_stop
 
     @property
     def starts_alone(self) -> bool:
@@ -131,7 +131,7 @@ class PodCommand:
     def started(self, pid: int, worker: Worker) -> None:
         """Record that the command runs."""
         process = self.process
-        process.state, process.ends = CommandState.ALONE, False
+        process.state, process.ends_with_stop = CommandState.ALONE, False
         process.pid, process.worker, process.stage = pid, worker, 0
         if self._config.processes > 1:
             asyncio.get_running_loop().call_later(NOTE_AFTER, self._note_wait, pid)
@@ -154,11 +154,11 @@ class PodCommand:
         """Let the command end with the processes of the round, unless the next round restarts its launcher's ranks."""
         self._break_stage()
         if self.process.waits and not round_follows:
-            self.process.ends = True
+            self.process.ends_with_stop = True
 
-    def end_stop(self) -> None:
+    def forget_if_ended(self) -> None:
         """Forget the command if it has ended with the round."""
-        if self.process.ends or self.process.state in (CommandState.ALONE, CommandState.GOES_ON):
+        if self.process.ends_with_stop or self.process.state in (CommandState.ALONE, CommandState.GOES_ON):
             self._forget()
 
     def close(self) -> None:
@@ -171,7 +171,7 @@ class PodCommand:
 
     def _forget(self) -> None:
         self._end_stage()
-        self.process.pid, self.process.worker, self.process.ends = 0, None, False
+        self.process.pid, self.process.worker, self.process.ends_with_stop = 0, None, False
         if not self.process.is_off:
             self.process.state = CommandState.ENDED
         self._finished.release()
@@ -239,7 +239,7 @@ class PodCommand:
     def signal(self, launch: Launch, number: int) -> None:
         """As `Launches.signal`."""
         stage = self._stage
-        if stage is None or stage.launch is not launch or self.is_stopping() or self.process.ends:
+        if stage is None or stage.launch is not launch or self.is_stopping() or self.process.ends_with_stop:
             return
         if number not in signal.valid_signals():
             return
@@ -258,7 +258,7 @@ class PodCommand:
             self._go_on(stage, self._start)
         elif self._table.pids(IN_ROUND) and not (self.is_stopping() or self._window.is_open):
             self.signal(launch, signal.SIGKILL)
-        elif not self.process.ends:  # between two rounds no rank runs whose end would let the command go on
+        elif not self.process.ends_with_stop:  # between two rounds no rank runs whose end would let the command go on
             self._kill_command()
 
     def refuse(self, message: str, exception: str = REFUSED) -> None:
@@ -289,7 +289,7 @@ class PodCommand:
                 await asyncio.wait({self._stage.code})
         if self.process.state is CommandState.GOES_ON:  # if that launcher was killed, other pods may still be at it
             await self._finished.until(self.process.stage)
-        return self.process.pid == pid and not (self.is_stopping() or self.process.ends)
+        return self.process.pid == pid and not (self.is_stopping() or self.process.ends_with_stop)
 
     # ---- start -------------------------------------------------------------------------------------------------------
 
@@ -318,7 +318,7 @@ class PodCommand:
 
     # ---- the end -----------------------------------------------------------------------------------------------------
 
-    def ended(self, pid: int, ended: EndedWorker, code: int) -> list[EndedWorker]:
+    def outcome_of_end(self, pid: int, ended: EndedWorker, code: int) -> list[EndedWorker]:
         """Return what the end of a process of the round means for the round; `code` is its exit code."""
         if self.is_stopping() or self.process.state in (CommandState.OFF, CommandState.ENDED):
             return [ended]
@@ -345,7 +345,7 @@ class PodCommand:
         process, worker, start = self.process, self.process.worker, self._start
         if pid != process.pid or not process.waits or worker is None or start is None:
             return []
-        if process.ends:
+        if process.ends_with_stop:
             process.pid = 0
             return []
         worker = replace(worker, round=start.round, rank=start.rank)
@@ -359,15 +359,22 @@ class PodCommand:
     def end_stage_if_over(self) -> None:
         """Report that all ranks of the launcher have ended with success, if they have. Call this after each `reap`."""
         stage, process, start = self._stage, self.process, self._start
-        if stage is not None and process.ends and not self._table.pids(IN_ROUND):
+        if stage is not None and process.ends_with_stop and not self._table.pids(IN_ROUND):
             self._end_stage(-signal.SIGTERM)  # a shell handles the signal that it has got once its launcher ends
             return
-        if stage is None or stage.broken or stage.over or self.is_stopping() or process.ends or self._window.is_open:
+        if (
+            stage is None
+            or stage.broken
+            or stage.over
+            or self.is_stopping()
+            or process.ends_with_stop
+            or self._window.is_open
+        ):
             return
         if self._table.pids(IN_ROUND, {CALLED}) or start is None:
             return
         stage.over = True
-        self.end_spares("the ranks of its launcher have ended")
+        self.discard_spares("the ranks of its launcher have ended")
         self.on_stage_over(start.round, process.stage)
         if stage.lost and self._stage is stage:  # the command goes on, up to its next launcher
             self._go_on(stage, start)
@@ -378,7 +385,7 @@ class PodCommand:
         stage, start, is_over = self._stage, self._start, self.process.stage <= self._finished.number
         if stage is None or start is None or not stage.over or stage.broken or not is_over:
             return
-        if not (self.is_stopping() or self.process.ends):
+        if not (self.is_stopping() or self.process.ends_with_stop):
             self._go_on(stage, start)
 
     def _go_on(self, stage: Stage, start: StartRound) -> None:

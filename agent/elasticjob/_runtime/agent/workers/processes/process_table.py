@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from elasticjob._runtime.agent.workers.processes.worker_process import (
     ENDED,
+    FOR_NEXT_ROUND,
     IN_ROUND,
     INITIAL,
-    KEPT,
     ImpossibleEventError,
     ProcessEvent,
     ProcessState,
@@ -89,7 +89,7 @@ class ProcessTable:
 
     def _put(self, process: WorkerProcess) -> None:
         """Store a process. ImpossibleEventError: there would be two of its rank in the round, or for the next one."""
-        for states in (IN_ROUND, KEPT):
+        for states in (IN_ROUND, FOR_NEXT_ROUND):
             others = self.workers(states) if process.state in states else {}
             if any(w.local_rank == process.worker.local_rank for pid, w in others.items() if pid != process.pid):
                 text = f"a second process of local rank {process.worker.local_rank} would be {process.state.value}"

@@ -59,7 +59,7 @@ class _Peer:
     """What its function raised."""
     parked: Parked | None = None
     """Set while its function does not run."""
-    keeping: bool = False
+    copying_state: bool = False
     """Whether it copies its state, because no round follows for it."""
 
 
@@ -145,13 +145,13 @@ class RestartableWorkers:
         """
         if self.parked(pid) is None or not self._send(pid, End(at_once)):
             return False
-        self._peers[pid].keeping = True
+        self._peers[pid].copying_state = True
         return True
 
-    def keeping(self, pid: int) -> bool:
+    def copying_state(self, pid: int) -> bool:
         """Return whether a worker still copies its state to the memory of the pod before it ends."""
         peer = self._peers.get(pid)
-        return peer is not None and peer.keeping
+        return peer is not None and peer.copying_state
 
     def close(self) -> None:
         self._loop.remove_reader(self._listener)
@@ -197,7 +197,7 @@ class RestartableWorkers:
                 peer.results_ended = True
                 self.on_message(pid, message)
             case Kept():
-                peer.keeping = False
+                peer.copying_state = False
                 self.on_message(pid, message)
             case Raised():
                 peer.raised = message

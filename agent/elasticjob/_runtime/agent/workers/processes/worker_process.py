@@ -107,7 +107,7 @@ ABANDONED, ENDED = ProcessState.ABANDONED, ProcessState.ENDED
 
 INITIAL = frozenset({RUNNING, LOADING, SPARE_LOADING})
 """In these a process is started."""
-KEPT = frozenset({LOADING, PARKED})
+FOR_NEXT_ROUND = frozenset({LOADING, PARKED})
 """The processes that take part in the next round; at most one of a rank."""
 SPARES = frozenset({SPARE_LOADING, SPARE})
 IN_ROUND = frozenset({RUNNING, RETURNED, INTERRUPTED})
@@ -130,8 +130,8 @@ _TRANSITIONS: dict[tuple[ProcessState, ProcessEvent], ProcessState] = {
     (SPARE, ProcessEvent.TAKE_PLACE): PARKED,
     (LOADING, ProcessEvent.JOIN_STOP): RUNNING,
     (PARKED, ProcessEvent.JOIN_STOP): RETURNED,
-    **{(state, ProcessEvent.DISCARD): EXITING for state in KEPT | SPARES},
-    **{(state, ProcessEvent.KILL): KILLED for state in KEPT | SPARES},
+    **{(state, ProcessEvent.DISCARD): EXITING for state in FOR_NEXT_ROUND | SPARES},
+    **{(state, ProcessEvent.KILL): KILLED for state in FOR_NEXT_ROUND | SPARES},
     **{(state, ProcessEvent.ABANDON): ABANDONED for state in IN_ROUND | {CALLED, KILLED, EXITING}},
     (LOADING, ProcessEvent.AT_FUNCTION): PARKED,
     (SPARE_LOADING, ProcessEvent.AT_FUNCTION): SPARE,

@@ -15,8 +15,8 @@ from elasticjob._runtime.agent.workers.processes.end_process import discard_proc
 from elasticjob._runtime.agent.workers.processes.process_changes import ProcessChanges
 from elasticjob._runtime.agent.workers.processes.process_table import ProcessTable
 from elasticjob._runtime.agent.workers.processes.worker_process import (
+    FOR_NEXT_ROUND,
     IN_ROUND,
-    KEPT,
     SPARE,
     SPARE_LOADING,
     SPARES,
@@ -68,7 +68,7 @@ class Spares:
         """Whether any spare process has come to its function."""
         self._announced = False
         """Whether the log has a line in this round about spare processes that may not start yet."""
-        self._late: set[int] = set()
+        self._overdue: set[int] = set()
         """Spare processes that have not come to their function in time: something that does not end holds them up."""
         self._timer: asyncio.TimerHandle | None = None
         """Runs while the round's workers need spare processes that may not start yet."""
@@ -89,7 +89,7 @@ class Spares:
     def pause(self, reason: str) -> None:
         """End all spare processes, and start none until `resume`."""
         self._paused = True
-        self.end(reason)
+        self.discard_all(reason)
 
     def resume(self) -> None:
         self._paused = False
@@ -128,7 +128,7 @@ class Spares:
         if self._watching is None or self._watching.done():
             self._watching = background_task(self._watch())
         if not self._may_start:
-            self.end()
+            self.discard_all()
         self.on_started()
 
     async def _watch(self) -> None:
@@ -136,7 +136,7 @@ class Spares:
         begun, seconds = time.monotonic(), first_note(self._times.longest_script)
         while not await self._changes.until(lambda: not self._table.pids({SPARE_LOADING}), seconds):
             late = self._table.workers({SPARE_LOADING})
-            self._late |= late.keys()
+            self._overdue |= late.keys()
             stacks = await dump_stacks({pid: worker.stack_dump_file for pid, worker in late.items()})
             for pid, worker in late.items():
                 text = "process %d, the spare of local rank %d, is not at its function after %.0f s: %s"
@@ -162,7 +162,7 @@ class Spares:
 
     def take_places(self) -> None:
         """Let spare processes of ranks without a process take their places, also those that are not at the function."""
-        present = {worker.local_rank for worker in self._table.workers(KEPT).values()}
+        present = {worker.local_rank for worker in self._table.workers(FOR_NEXT_ROUND).values()}
         for pid, worker in self._table.workers(SPARES).items():
             if worker.local_rank not in present:
                 self._table.apply(pid, ProcessEvent.TAKE_PLACE)
@@ -170,7 +170,7 @@ class Spares:
 
     # ---- end -----------------------------------------------------------------------------------------------------
 
-    def end_slow(self, local_ranks: Collection[int]) -> None:
+    def discard_loading(self, local_ranks: Collection[int]) -> None:
         """Kill spare processes of these local ranks that are not at the function: they would compete with new workers
         for locks, ports and memory. New workers wait for their end."""
         for pid, worker in self._table.workers({SPARE_LOADING}).items():
@@ -179,12 +179,12 @@ class Spares:
                 log.info(text, pid, worker.local_rank)
                 discard_process(self._table, pid)
 
-    def end_late(self) -> None:
-        """As `end_slow`, for ranks whose spare process has not come to its function in time."""
+    def discard_overdue(self) -> None:
+        """As `discard_loading`, for ranks whose spare process has not come to its function in time."""
         late = self._table.workers(SPARES)
-        self.end_slow({worker.local_rank for pid, worker in late.items() if pid in self._late})
+        self.discard_loading({worker.local_rank for pid, worker in late.items() if pid in self._overdue})
 
-    def end(self, reason: str = "no round follows in this pod", *, for_good: bool = False) -> None:
+    def discard_all(self, reason: str = "no round follows in this pod", *, for_good: bool = False) -> None:
         """Kill all spare processes, and start no more if `for_good`. They have trained nothing: nothing is kept."""
         self._may_have_spares = self._may_have_spares and not for_good
         for pid, worker in self._table.workers(SPARES).items():
