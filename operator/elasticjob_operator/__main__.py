@@ -146,7 +146,7 @@ class Operator:
             return max(0.0, loop.time() - max(self.api.last_success, self.lease_api.last_success))
 
         def blind() -> str:
-            return self._watches.blind() if self._watches is not None else ""
+            return self._watches.describe_blindness() if self._watches is not None else ""
 
         metrics.queue_depth.set_function(lambda: 0 if self._queue is None else self._queue.due())
         metrics.queue_wait.set_function(oldest_wait)

@@ -170,7 +170,7 @@ def _without_time_to_connect(world: World) -> bool:
         (
             [
                 (store_confirmation, "confirmable_request", _ignore_nodes_on_their_way),
-                (store_confirmation, "NODES_SWITCH_SECONDS", 0.001),
+                (store_confirmation, "AGENTS_SWITCH_SECONDS", 0.001),
                 (rounds_world, "_older", _without_time_to_connect),
             ],
             TWO_STORES[0],

@@ -22,7 +22,7 @@ from kubernetes.aio.config import ConfigException
 from elasticjob_operator import metrics
 from elasticjob_operator.kube.api import Page, Resource
 from elasticjob_operator.kube.errors import KubeError, Unclear, error_from
-from elasticjob_operator.kube.limits import ConcurrencyLimit, Limit, RateLimit, SpareRate
+from elasticjob_operator.kube.limits import ConcurrencyLimit, Limit, LowPriorityLimit, RateLimit
 from elasticjob_operator.model.cluster.raw import mapping
 from elasticjob_operator.version import VERSION
 
@@ -121,7 +121,7 @@ class KubeClient:
 
     def background(self) -> KubeClient:
         """Return a client over the same connections, for requests that take only what others leave of the limit."""
-        limit = SpareRate(self.limit) if isinstance(self.limit, RateLimit) else self.limit
+        limit = LowPriorityLimit(self.limit) if isinstance(self.limit, RateLimit) else self.limit
         return KubeClient(self.api, limit, timeout=self._timeout, attempts=self._attempts, under_way=self._under_way)
 
     async def close(self) -> None:

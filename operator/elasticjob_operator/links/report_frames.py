@@ -3,13 +3,13 @@
 A store is a pod of the tenant, and a tenant who can change it has its key. One event loop serves all jobs, and a frame
 of 8 MiB may have millions of values, which take seconds and 200 MiB. So a frame has no more values than a job with so
 many pods needs, large ones are decoded in another thread, one at a time, and the next one of a link waits for several
-times as long as the last one took. A report is complete, so those that arrive meanwhile are dropped for the last one of
-them: an honest store is never reported late.
+times as long as the last one took. Each report replaces the earlier ones. Of those that arrive during a pause only the
+newest is decoded, so the pauses never make an honest store look out of date.
 
-What counts are the pods that the job has: a job may name a large `maxReplicas` without having any.
+The limit counts existing pods and not `maxReplicas`, which a job may set high without having any.
 
-Large frames take turns by namespace: those of one tenant, over any number of links, delay one of another tenant by one.
-Small frames wait for no other link.
+Namespaces take turns with large frames: those of one tenant, over any number of links, delay a frame of another tenant
+by one frame only. Small frames do not wait for other links.
 
 Frames that wait stay with their links. All links together hold `store_links.RECEIVED_BYTES`; over it the largest of the
 namespace that holds most is closed, and the stores of other tenants lose nothing.
@@ -36,9 +36,9 @@ from elasticjob_operator.kube.limits import ConcurrencyLimit
 VALUES = 100_000
 """Values in a frame at most, besides those for each pod: 256 ended rounds have some 10,000, with their failures."""
 VALUES_PER_POD = 64
-"""A pod has 6 values as a node, 15 as an unhealthy one, and 3 in lists of names: 24. 40 ended rounds may name it too,
-and more in a job of less than 400 pods, which hardly needs `VALUES`. A frame of all that 4096 pods may have takes up to
-70 MiB and 0.35 s."""
+"""At most 24 values describe a pod: 6 as an agent, 15 as an unhealthy one, 3 in lists of names. Another 40 leave room
+for ended rounds that name it; a job of less than 400 pods has more room, because it hardly needs `VALUES`. The largest
+frame of a job of 4096 pods takes up to 70 MiB and 0.35 s."""
 LARGE_FRAME = 64 * 1024
 """Bytes from which on a frame is decoded in a thread and waits for its turn: a smaller one takes a few milliseconds."""
 REPORT_SECONDS = 0.05
@@ -46,7 +46,7 @@ REPORT_SECONDS = 0.05
 PAUSE_FACTOR = 4
 """A frame is followed by a pause of so many times the seconds that it took: a link takes a fifth of a processor."""
 BURST_SECONDS = 1.0
-"""Seconds of such pauses that a link may omit after a quiet time: a job that starts sends several reports in a row."""
+"""A link that was quiet may skip this many seconds of pauses: a job that starts sends several reports in a row."""
 LONGEST_PAUSE = 5.0
 """Seconds: how long a frame took is unknown where the operator's own host was paused meanwhile."""
 _TEXT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
@@ -90,16 +90,16 @@ class FrameDecoder:
     def turn(self, size: int) -> AbstractAsyncContextManager[None]:
         """Wait for the turn of a frame of at most `size` bytes, and hold it while the frame is received and decoded.
 
-        A large one waits with its link meanwhile, where it counts. A small one waits for no other link's.
+        While a large frame waits, its bytes count for its link. A small frame does not wait for other links.
         """
         return nullcontext() if size < LARGE_FRAME else _TURNS.hold(self.source.namespace)
 
     def is_complete(self, frame: bytes) -> bool:
-        """Return whether it is a report: it has all that the ones before it had."""
+        """Return whether the frame is a report: it replaces all earlier ones."""
         return frame.startswith(_REPORT)
 
     async def decode(self, frame: bytes) -> Message:
-        """Return the message. MessageError: it is none, or too large for this job."""
+        """Return the message. MessageError: it is not a message, or has too many values for this job."""
         if len(frame) < LARGE_FRAME:
             began = self.clock()
             message = _decode_bounded(frame, self.source.pods)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from elasticjob_operator.model.observed import JobKey, Observed, StoreReach
+from elasticjob_operator.model.observed import JobKey, Observed, ReachedStores
 from elasticjob_operator.plan.context import STORE_UNRESPONSIVE_SECONDS
 
 REPLACED_SECONDS = 60.0
 """Seconds for which a replaced store counts as lost, unless its successor is reached before."""
 RATE_SECONDS = 10.0
-"""Seconds in which `StoreReach.replaced` counts."""
+"""Seconds in which `ReachedStores.replaced` counts."""
 
 
 @dataclass
@@ -57,10 +57,10 @@ class StoreReachability:
         self._lost.pop(key, None)
         self._replaced.pop(key, None)
 
-    def reach(self, now: float) -> StoreReach:
+    def reach(self, now: float) -> ReachedStores:
         """Return how many stores the operator reaches."""
         self._replaced = {k: (n, at) for k, (n, at) in self._replaced.items() if now - at < REPLACED_SECONDS}
         reached = set(self._reached.values())
         lost = {*self._lost.values(), *(node for node, _ in self._replaced.values())} - reached
         replaced = sum(now - at < RATE_SECONDS for _, at in self._replaced.values())
-        return StoreReach(len(lost), len(reached), replaced)
+        return ReachedStores(len(lost), len(reached), replaced)

@@ -248,7 +248,7 @@ class LinkView:
 
 
 @dataclass(frozen=True)
-class StoreReach:
+class ReachedStores:
     """How many stores of all jobs this operator reaches."""
 
     lost_nodes: int = 0
@@ -321,7 +321,7 @@ class Observed:
     """Whether the operator watches the warnings of Nodes; None: it does not know yet whether it may."""
     evictions: tuple[Eviction, ...] = ()
     """Those of the job's worker pods, of those that are gone too, for which it is the operator's turn."""
-    reach: StoreReach = StoreReach()
+    reach: ReachedStores = ReachedStores()
     unreadable: tuple[str, ...] = ()
     """Why Workloads of the job are missing here, and pods are reduced (`unreadable.parse_or_skip`)."""
     end_seen: float | None = None

@@ -278,7 +278,7 @@ def _suspected_nodes(
     # A new operator does not know how old a Lease is: it begins to count at once.
     silent = {p.node for p in workers + stores if job.status.rounds or now >= p.seen + STARTING_SECONDS}
     if link.connected and link.report is not None:
-        connected = {node.pod for node in link.report.nodes}
+        connected = {agent.pod for agent in link.report.nodes}
         suspected |= silent & {p.node for p in workers if p.running and p.name not in connected}
     elif now - link.since >= SUSPECT_SECONDS:
         suspected |= silent & {p.node for p in stores}

@@ -31,16 +31,16 @@ STORE_UNRESPONSIVE_SECONDS = 2.0
 """Seconds without contact after which the operator may replace a store. A container that restarts in place is back by
 then, or its kubelet has reported it as not ready."""
 STORE_LEFT_SECONDS = 0.25
-"""The same if nodes have left the store for its standby store, which then takes over."""
+"""The same if agents have moved from the store to its standby store, which then takes over."""
 STORE_GRACE_SECONDS = 5
 """Seconds that a store has to end which is not the job's store any more. Only the job's store ends with the grace of
 the workers, for which it serves."""
 LAST_REPORT_SECONDS = 17.0
 """Seconds for which a job's end that pods declare waits for the report of its store, which knows the restarts too. An
 attempt to connect begins within 6 s of the last one's end, and may take 10 s (`store_links`)."""
-NODES_SWITCH_SECONDS = 4.0
-"""Seconds after the end of a store in which its nodes connect to the next one: their first attempt may still go to the
-old one."""
+AGENTS_SWITCH_SECONDS = 4.0
+"""Seconds after the end of a store within which its agents connect to the next one: their first attempt may still go to
+the old one."""
 
 
 @dataclass(frozen=True)
@@ -106,9 +106,9 @@ class ReconcileContext:
         return frozenset(self.indices)
 
     @cached_property
-    def reported_nodes(self) -> dict[str, AgentReport]:
-        """The nodes of the store's last report by the name of their pod; empty if it has not reported."""
-        return {node.pod: node for node in (self.report.nodes if self.report else ())}
+    def reported_agents(self) -> dict[str, AgentReport]:
+        """The agents in the store's last report, by pod name; empty if it has not reported."""
+        return {agent.pod: agent for agent in (self.report.nodes if self.report else ())}
 
     @cached_property
     def current_pods(self) -> tuple[Pod, ...]:
@@ -120,7 +120,8 @@ class ReconcileContext:
     @cached_property
     def ready_pods(self) -> frozenset[str]:
         """Names of the worker pods that train or could start at once; empty if the store has not reported."""
-        return frozenset(node.pod for node in (self.report.nodes if self.report else ()) if node.ready or node.member)
+        agents = self.report.nodes if self.report else ()
+        return frozenset(agent.pod for agent in agents if agent.ready or agent.member)
 
     @cached_property
     def workers_by_index(self) -> dict[int, tuple[Pod, ...]]:
@@ -157,7 +158,7 @@ class ReconcileContext:
 
     @cached_property
     def notices(self) -> dict[str, str]:
-        """By name, what announces the end of a node that pods of the job are on or must not be on."""
+        """By name, what announces the end of a Node that pods of the job are on or must not be on."""
         return {name: warning.notice for name, warning in self.observed.warnings.items() if warning.notice}
 
     @cached_property
@@ -166,8 +167,8 @@ class ReconcileContext:
         return {name: warning.drain for name, warning in self.observed.warnings.items() if warning.drain}
 
     @cached_property
-    def left_nodes(self) -> dict[str, str]:
-        """Both: the nodes that pods of the job leave, and that new ones do not go to."""
+    def nodes_to_leave(self) -> dict[str, str]:
+        """By name, both: the Nodes that pods of the job are to leave, and on which no new one may be placed."""
         return {**self.drains, **self.notices}
 
     def must_leave(self, pod: Pod) -> bool:
@@ -179,7 +180,7 @@ class ReconcileContext:
 
     def should_leave(self, pod: Pod) -> bool:
         """Return whether it must leave, or leaves as soon as the job can do without it."""
-        return pod.live and pod.node in self.left_nodes and pod.node not in pod.avoided_nodes
+        return pod.live and pod.node in self.nodes_to_leave and pod.node not in pod.avoided_nodes
 
     @cached_property
     def evictions(self) -> dict[str, Eviction]:

@@ -346,19 +346,19 @@ def _newer_store(ctx: ReconcileContext, store: StorePlan) -> Pod | None:
 def _standby_view(ctx: ReconcileContext, store: StorePlan, view: OperatorView, newer: Pod) -> OperatorView:
     """Return the view for a passive store: it knows the job as the serving store does."""
     serving = ctx.store_pod(store.incarnation)
-    beside = [p.name for p in ctx.observed.workers if serving is not None and p.node and p.node == serving.node]
+    same_node = [p.name for p in ctx.observed.workers if serving is not None and p.node and p.node == serving.node]
     return replace(
         view,
         confirmed_request=0.0,
         confirmed_half=False,
         standby_store=None,
         retired=newer.incarnation != store.standby,
-        beside_store=tuple(sorted(beside)),
+        beside_store=tuple(sorted(same_node)),
     )
 
 
 def _finish(outcome: job_end.JobOutcome) -> Finish:
-    """Return the job's end for a store that did not declare it or restarted since: no connected node may run again."""
+    """Return the job's end for a store that did not declare it or restarted since: no connected agent may run again."""
     declared = Outcome.SUCCEEDED if outcome.succeeded else Outcome.FAILED
     return Finish(declared, outcome.reason, outcome.message[:1024])
 

@@ -44,7 +44,7 @@ _DECISIONS = (
     "uncountedOutages",
     "vacantIndices",
 )
-"""Fields of the status that say what has been decided, not what is seen."""
+"""Status fields that record decisions; changing one from a stale cache could do harm."""
 
 
 def needs_fresh_read(decided: Plan, observed: Observed) -> bool:

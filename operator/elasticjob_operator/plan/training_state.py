@@ -19,11 +19,11 @@ class TrainingState:
     formed: bool
     """Whether all workers of the round have started and run."""
     active: int
-    """Nodes in the running round."""
+    """Worker pods in the running round."""
     ready: int
-    """Nodes that could start workers at once."""
+    """Worker pods that could start workers at once."""
     standby: int
-    """Connected nodes outside the running round."""
+    """Worker pods with a connected agent outside the running round."""
     size: int
     """Workers in the running round (the world size)."""
     rounds: int
@@ -55,7 +55,7 @@ def read_training_state(ctx: ReconcileContext) -> TrainingState:
         return _from_status(ctx, report)
     formed = report.phase is RoundPhase.RUNNING and report.formed_at > 0
     starts = report.phase is RoundPhase.RUNNING and not formed
-    # Not by `formed_at`: stores on two hosts have two clocks, and a successor that restores a round starts it anew.
+    # Not by `formed_at`: stores on two hosts have two clocks, and a successor that restores a round starts it again.
     is_new = (
         report.round is not None
         and report.formed_at > 0
@@ -67,9 +67,9 @@ def read_training_state(ctx: ReconcileContext) -> TrainingState:
     return TrainingState(
         formed=formed,
         active=report.active if formed else 0,
-        # A pod that is replaced while its workers save is connected beside its successor: indices count, not agents.
-        ready=len({node.index for node in report.nodes if node.ready}),
-        standby=sum(not node.member for node in report.nodes) if formed else 0,
+        # While a replaced pod's workers save, its agent and its successor's are both connected: count indices.
+        ready=len({agent.index for agent in report.nodes if agent.ready}),
+        standby=sum(not agent.member for agent in report.nodes) if formed else 0,
         size=report.world_size if formed else 0,
         # A round that ended at once may never have been reported as running; the store's count includes it.
         rounds=max(rounds + is_new, report.rounds if is_new or report.phase is RoundPhase.FINISHED else 0),
@@ -78,7 +78,7 @@ def read_training_state(ctx: ReconcileContext) -> TrainingState:
         is_new_round=is_new,
         outcome=outcome,
         outcome_pod=outcome_pod,
-        # The store reports nodes as training from the moment at which it starts their workers.
+        # The store reports agents as training from the moment at which it starts their workers.
         reason=f"the workers of {with_noun(report.active, 'pod')} are starting" if starts else report.reason,
         starts=starts,
         warm_fork=_warm_fork(report) if formed else text(ctx.status.raw, "warmFork"),
@@ -116,8 +116,8 @@ def _from_status(ctx: ReconcileContext, report: Report | None) -> TrainingState:
 
 
 def _ready_pods(ctx: ReconcileContext) -> int:
-    """Return how many nodes are ready. Kubernetes counts a pod as Ready that still imports: before the first round the
-    number does not grow without a report."""
+    """Return how many worker pods are ready. Kubernetes counts a pod as Ready that still imports: before the first
+    round the number does not grow without a report."""
     ready = len({pod.index for pod in ctx.observed.workers if pod.ready and pod.live})
     return min(ready, integer(ctx.status.raw, "ready")) if ctx.status.last_round is None else ready
 

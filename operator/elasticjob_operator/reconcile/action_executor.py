@@ -103,7 +103,7 @@ class ActionExecutor:
     async def execute(self, actions: Iterable[Action]) -> list[str]:
         """Execute actions in groups, one group after the other; return the names of the objects that were created.
 
-        1. Policies, and the change of the store Service: if they fail, the others are executed all the same.
+        1. Policies, and the change of the store Service: if they fail, the others are executed nevertheless.
         2. The Secret and missing Services, then the store, the gang, the workers, and the standby store. Each group
            needs the ones before it: after a failure all later ones of this row are skipped. They are also skipped if
            the Secret or a Service is missing and the plan does not create it now. Workers and the standby store are

@@ -108,7 +108,7 @@ class ChildRequests:
         self.record_object(resource, created["metadata"]["name"], created)
 
     def record_object(self, resource: Resource, name: str, raw: dict[str, Any] | None) -> None:
-        """Take over an object as the API server has just returned it; None: it has been deleted."""
+        """Record an object as the API server has just returned it; None: it has been deleted."""
         if resource is PODS:
             if raw is not None:
                 self.watched.record_pod(raw)

@@ -215,7 +215,10 @@ class Controller:
         return self._next_delay(decided, wait, memory, before)
 
     def _plan(self, key: JobKey, observed: Observed) -> Plan:
-        """Plan with what is known of all stores and of nodes. Nothing awaits here: two plans never count the same."""
+        """Plan with what is known of all stores and Nodes.
+
+        This must not await: otherwise two plans could both count the same lost store.
+        """
         now = self.clock()
         self._reachability.record(key, observed, now)
         if not observed.link.connected:

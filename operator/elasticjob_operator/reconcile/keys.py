@@ -20,8 +20,9 @@ from elasticjob_operator.model.cluster.raw import Raw, text
 _DATA_KEY = "key"
 _PREVIOUS_DATA_KEY = "previous"
 _LENGTH = 32
+"""Bytes of a master key that the operator makes."""
 _SHORTEST = 16
-"""Bytes of a master key: of one that the operator makes, and of one that an administrator makes at least."""
+"""The fewest bytes that are accepted of a master key that an administrator makes."""
 _ID_ROLE = "id"
 _ID_DIGITS = 16
 
@@ -43,7 +44,7 @@ class JobKeys:
         return {role: self.derive(role, uid, attempt).hex() for role in (NODE_KEY, OPERATOR_KEY)}
 
     def key_id(self, uid: str, attempt: int) -> str:
-        """Return what stands for the keys of an execution attempt in its status and in the name of its Secret."""
+        """Return the id of an execution attempt's keys: `status.keyId`, and the end of its Secret's name."""
         return f"{attempt}-{self.derive(_ID_ROLE, uid, attempt).hex()[:_ID_DIGITS]}"
 
     def of_key_id(self, uid: str, attempt: int, key_id: str) -> JobKeys | None:
@@ -77,7 +78,7 @@ def _read(secret: Raw, data_key: str) -> bytes:
     try:
         return base64.b64decode(written, validate=True)
     except ValueError:
-        return written[:1].encode()
+        return written[:1].encode()  # one byte: the length check refuses it
 
 
 async def _create(api: KubeApi, namespace: str, name: str) -> dict[str, object]:

@@ -49,7 +49,8 @@ class ReviewApi(Protocol):
 
 @dataclass
 class MetricsAccess:
-    """Lets the users read the metrics who may `get` the URL /metrics by the cluster's RBAC, as controller-runtime does.
+    """Allows a user to read the metrics if the cluster's RBAC permits them to `get` the URL /metrics, as
+    controller-runtime does.
 
     A TokenReview says whose a bearer token is, a SubjectAccessReview what they may do.
     """
@@ -59,7 +60,7 @@ class MetricsAccess:
     limit: Limit = field(default_factory=lambda: RateLimit(REVIEWS_PER_SECOND, REVIEW_BURST))
     """What the question about a token waits for."""
     _known: dict[bytes, tuple[int, float]] = field(default_factory=dict)
-    """By hash of the token: the HTTP status, and until when it holds."""
+    """By hash of the token: the HTTP status, and until when that answer is valid."""
     _under_way: ConcurrencyLimit = field(default_factory=lambda: ConcurrencyLimit(_REVIEWS))
 
     async def status(self, request: HttpRequest) -> int:
@@ -91,19 +92,19 @@ class MetricsAccess:
         self._known[key] = (status, self.clock() + (ALLOWED_SECONDS if status == 200 else REFUSED_SECONDS))
 
     async def _review(self, token: str) -> int:
-        found = await self.api.create(TOKEN_REVIEWS, "", _review("TokenReview", {"token": token}, TOKEN_REVIEWS))
+        found = await self.api.create(TOKEN_REVIEWS, "", _review_body("TokenReview", {"token": token}, TOKEN_REVIEWS))
         if at(found, "status", "authenticated") is not True:
             return 401
         user = mapping(found, "status", "user")
         who = {"user": text(user, "username"), "uid": text(user, "uid")}
         lists = {name: user[name] for name in ("groups", "extra") if name in user}
         what = {"nonResourceAttributes": {"path": PATH, "verb": "get"}}
-        asked = _review("SubjectAccessReview", who | lists | what, ACCESS_REVIEWS)
+        asked = _review_body("SubjectAccessReview", who | lists | what, ACCESS_REVIEWS)
         found = await self.api.create(ACCESS_REVIEWS, "", asked)
         return 200 if at(found, "status", "allowed") is True else 403
 
 
-def _review(kind: str, spec: dict[str, Any], resource: Resource) -> dict[str, Any]:
+def _review_body(kind: str, spec: dict[str, Any], resource: Resource) -> dict[str, Any]:
     return {"apiVersion": f"{resource.group}/{resource.version}", "kind": kind, "metadata": {}, "spec": spec}
 
 

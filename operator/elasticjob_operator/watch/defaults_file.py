@@ -34,7 +34,7 @@ class DefaultsFile:
             await self.read()
 
     async def read(self) -> None:
-        """Take over what the file has now; log what is refused in it, once."""
+        """Read what the file has now; log what is refused in it, once."""
         if not self._path:
             return
         # In a thread: a disk, or the check of a long text, may take its time.

@@ -20,7 +20,7 @@ from elasticjob_operator.kube.api import EVICTIONS, KUEUE_WORKLOADS
 from elasticjob_operator.model.cluster.raw import mapping, text
 from elasticjob_operator.watch.node_events import NodeEvents
 from elasticjob_operator.watch.watch_cache import WatchCache
-from elasticjob_operator.watch.watches import Watched
+from elasticjob_operator.watch.watches import WatchedResource
 
 
 def event_registry(cache: WatchCache, nodes: NodeEvents | None) -> kopf.OperatorRegistry:
@@ -59,7 +59,7 @@ def event_registry(cache: WatchCache, nodes: NodeEvents | None) -> kopf.Operator
     return handlers
 
 
-def watched(registry: kopf.OperatorRegistry, cache: WatchCache, nodes: NodeEvents | None) -> list[Watched]:
+def watched(registry: kopf.OperatorRegistry, cache: WatchCache, nodes: NodeEvents | None) -> list[WatchedResource]:
     """Return what to watch for the handlers of this registry.
 
     Lists go to the cache directly, because only the cache can tell which objects are gone.
@@ -74,10 +74,12 @@ def watched(registry: kopf.OperatorRegistry, cache: WatchCache, nodes: NodeEvent
         present = ",".join(handler.labels or ())
         handle = partial(_call, handler.fn)
         if nodes is not None and resource == NODES:
-            found.append(Watched(resource, present, handle, nodes.list, nodes.refuse, needed=False))
+            found.append(WatchedResource(resource, present, handle, nodes.list, nodes.refuse, needed=False))
         else:
             needed = resource != EVICTIONS  # the API server may not have them
-            found.append(Watched(resource, present, handle, partial(cache.list_resource, resource), needed=needed))
+            found.append(
+                WatchedResource(resource, present, handle, partial(cache.list_resource, resource), needed=needed)
+            )
     return found
 
 

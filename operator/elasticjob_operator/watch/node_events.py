@@ -46,7 +46,7 @@ class NodeEvents:
         """The resourceVersion in the last event of each Node since the last list began, until it ended."""
 
     def see(self, raw: dict[str, Any], deleted: bool = False) -> None:
-        """Take over an event of the watch on Nodes."""
+        """Record an event of the watch on Nodes."""
         name = text(raw, "metadata", "name")
         if self._listing.locked():
             self._since_list[name] = _version(raw)
@@ -69,7 +69,7 @@ class NodeEvents:
         self._cache.see_node(name, warning, parse_topology(raw, self._topology_labels))
 
     async def list(self, api: Lister, _namespace: str | None) -> str:
-        """Take over all Nodes, forget those that are gone, and return the list's resourceVersion. KubeError.
+        """Record all Nodes, forget those that are gone, and return the list's resourceVersion. KubeError.
 
         The watch may run beside it. All pages show the Nodes as they were at the first one, so what an event has
         delivered since then counts.
@@ -85,7 +85,7 @@ class NodeEvents:
                         self._guard.call(partial(self._see, name), raw)
                 version = page.version
         names.update(since)
-        self._cache.keep_nodes(names)
+        self._cache.forget_nodes_except(names)
         self._problems = {name: problem for name, problem in self._problems.items() if name in names}
         self._cache.set_nodes_watched(self._keys is not None)
         return version

@@ -160,7 +160,7 @@ class WatchCache:
                 self.on_event(entry.key)
 
     def see_node(self, name: str, warning: NodeWarning | None, topology: tuple[str, ...] = ()) -> None:
-        """Take over the warnings of a node, None if it has none, and where it is.
+        """Record the warnings of a node, None if it has none, and where it is.
 
         Only jobs that a change concerns are reconciled; all are once the first list of Nodes is complete.
         """
@@ -174,7 +174,7 @@ class WatchCache:
                 if pod is not None and (pod.node == name or name in pod.avoided_nodes):
                     self.on_event(entry.key)
 
-    def keep_nodes(self, names: Collection[str]) -> None:
+    def forget_nodes_except(self, names: Collection[str]) -> None:
         """Forget all other nodes."""
         for name in (self._warnings.keys() | self._topologies.keys()).difference(names):
             self.see_node(name, None)
@@ -187,7 +187,7 @@ class WatchCache:
         return topology != before
 
     def record_job(self, raw: Raw) -> None:
-        """Take over a job as the API server has just returned it to this operator. The watch delivers it later."""
+        """Record a job as the API server has just returned it to this operator. The watch delivers it later."""
         uid = text(raw, "metadata", "uid")
         if uid in self._jobs:  # else it has been deleted
             self._put_job(uid, raw)
@@ -203,13 +203,13 @@ class WatchCache:
             entry.announced = True
 
     def record_pod(self, raw: Raw) -> None:
-        """Take over a pod as the API server has just returned it to this operator."""
+        """Record a pod as the API server has just returned it to this operator."""
         uid = text(raw, "metadata", "uid")
         if uid not in self._gone and uid not in self._gone_before:
             self._put_pod(uid, raw)
 
     def see_job(self, raw: Raw, deleted: bool = False) -> None:
-        """Take over an event of the watch on jobs."""
+        """Record an event of the watch on jobs."""
         uid = text(raw, "metadata", "uid")
         if deleted:
             self._gone.add(uid)
@@ -219,7 +219,7 @@ class WatchCache:
         self._announce(_key(raw), self._jobs.get(uid))
 
     def see_pod(self, raw: Raw, deleted: bool = False) -> None:
-        """Take over an event of the watch on pods."""
+        """Record an event of the watch on pods."""
         key = (text(raw, "metadata", "namespace"), text(raw, "metadata", "labels", Label.JOB_NAME))
         uid = text(raw, "metadata", "uid")
         if deleted:
@@ -230,7 +230,7 @@ class WatchCache:
         self._announce(key, self._pods.get(uid))
 
     def see_workload(self, raw: Raw, deleted: bool = False) -> None:
-        """Take over an event of the watch on Workloads."""
+        """Record an event of the watch on Workloads."""
         key = (text(raw, "metadata", "namespace"), text(raw, "metadata", "labels", Label.JOB_NAME))
         uid, job_uid = text(raw, "metadata", "uid"), text(raw, "metadata", "labels", Label.JOB_UID)
         if deleted:
@@ -246,7 +246,7 @@ class WatchCache:
         self._announce(key, self._workloads.get(uid))
 
     def see_eviction(self, raw: Raw, deleted: bool = False) -> None:
-        """Take over an event of the watch on Evictions. Those of other pods are not kept."""
+        """Record an event of the watch on Evictions. Those of other pods are not kept."""
         uid = text(raw, "metadata", "uid")
         before = self._evictions.get(uid)
         if deleted:
@@ -259,7 +259,7 @@ class WatchCache:
             self._announce(known.key, after)
 
     def record_eviction(self, raw: Raw) -> None:
-        """Take over an Eviction as the API server has just returned it to this operator."""
+        """Record an Eviction as the API server has just returned it to this operator."""
         uid = text(raw, "metadata", "uid")
         if uid in self._evictions:  # else it has been deleted
             self._put_eviction(uid, raw)
@@ -272,7 +272,7 @@ class WatchCache:
             entry.announced = True
 
     async def list_again(self, api: Lister, namespaces: tuple[str, ...]) -> None:
-        """Compare with the API server, and take over what the watches did not deliver. Empty `namespaces`: all.
+        """Compare with the API server, and record what the watches did not deliver. Empty `namespaces`: all.
 
         A list that fails is logged, and does not stop the others.
         """
@@ -289,7 +289,7 @@ class WatchCache:
         self._gone_before, self._gone = self._gone, set()
 
     async def list_resource(self, resource: Resource, api: Lister, namespace: str | None) -> str:
-        """Compare all pods, jobs, Workloads or Evictions of a namespace (None: of all) with the API server, take over
+        """Compare all pods, jobs, Workloads or Evictions of a namespace (None: of all) with the API server, record
         what the watches did not deliver, and return the list's resourceVersion. KubeError: they cannot be listed."""
         if resource == PODS:
             version = await self._list(api, PODS, namespace, Label.JOB_NAME, self._pods, self.see_pod, self._drop_pod)
@@ -329,7 +329,7 @@ class WatchCache:
                 listed.add(uid)
                 known = entries.get(uid)
                 if known is not None and known is before.get(uid) and known.version > _version(raw):
-                    # The list is from after the entry, whose version is higher all the same: etcd has been restored
+                    # The list is from after the entry, whose version is higher nevertheless: etcd has been restored
                     # from a backup, and counts from there.
                     known.version = 0
                 if uid not in self._gone and (known is None or known.version == 0 or _version(raw) > known.version):

@@ -1,8 +1,8 @@
 """The operator's watches: one for each resource and namespace, and each is retried for ever by itself.
 
 A watch lists its objects, and then follows them from the list's resourceVersion on. Where it fails, it is tried again
-after a delay that grows: permissions, namespaces and definitions that are taken away come back without a restart of
-the operator, and the other watches go on meanwhile.
+after a delay that grows, while the other watches go on: if a permission, a namespace or a CRD is removed and comes
+back, the watch recovers without a restart of the operator.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ FIRST_RETRY_SECONDS = 1.0
 """Seconds until a failed watch is tried again, before jitter; each further failure doubles it."""
 LONGEST_RETRY_SECONDS = 60.0
 SHORT_WATCH_SECONDS = 5.0
-"""A watch that lasts so long or has an event works. One that ends before that may be followed by others."""
+"""A watch counts as working once it has lasted this long or delivered an event. One that ends earlier counts as a
+failure, because the next ones may end as quickly."""
 FIRST_LIST_SECONDS = 20.0
 """Seconds that a new leader waits for all first lists of Workloads and Nodes together. Their watches try again."""
 MAX_WATCH_FAILURE = 120.0
-"""Seconds for which a watch may fail until the operator is not ready, if it fails in all namespaces; and for which one
-that has worked may be refused until `Watched.refused` is called."""
+"""If the watches of a resource have failed for this many seconds in all namespaces, the operator is not ready. A watch
+that has worked must be refused this long before `WatchedResource.refused` is called."""
 _GONE = 410
 """HTTP status, and code of an event: the API server does not have the events from this resourceVersion on any more."""
 _BUSY = 429
@@ -55,7 +56,7 @@ class WatchApi(Lister, Protocol):
 
 
 @dataclass(frozen=True)
-class Watched:
+class WatchedResource:
     """What is watched of a resource, and what becomes of its objects."""
 
     resource: Resource
@@ -77,7 +78,11 @@ class Watch:
     """The watch of one resource in one namespace (None: in all)."""
 
     def __init__(
-        self, api: WatchApi, watched: Watched, namespace: str | None, clock: Callable[[], float] = time.monotonic
+        self,
+        api: WatchApi,
+        watched: WatchedResource,
+        namespace: str | None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.watched = watched
         self.failing_since: float | None = None
@@ -85,7 +90,7 @@ class Watch:
         self.problem = ""
         """Why it fails."""
         self._refused_since: float | None = None
-        """Since when requests without permission are among its failures; None: they are not."""
+        """When the API server first refused permission in this row of failures; None: it has not."""
         self.listed = False
         """Whether a list for it has succeeded since it was made."""
         self._status = 0
@@ -118,12 +123,12 @@ class Watch:
         return 0.0 if self.failing_since is None else self._clock() - self.failing_since
 
     async def list(self) -> None:
-        """List all objects and take them over; `run` then watches from there on. KubeError: that is not possible."""
+        """List and record all objects; `run` then watches from that version on. KubeError: the list failed."""
         self._version = await self.watched.list(self._api, self._namespace)
         self._answered, self.listed = self._clock(), True
 
     async def compare(self) -> None:
-        """List all objects beside the running watch, and take over what it has missed. KubeError: not possible.
+        """List all objects while the watch runs, and record what it has missed. KubeError: the list failed.
 
         A list that is older than what the watch has seen comes from an etcd that was restored from a backup. The API
         server may deliver no event until its versions pass that of the watch, so the watch goes on from the list as
@@ -160,13 +165,14 @@ class Watch:
         if self.failing_since is None:
             self.failing_since = self._clock()
         self.problem, self._status = str(error), error.status
-        # Without an answer, or by one that says nothing of the objects, the events from this version on may be there.
+        # No answer, 429 or a first 5xx says nothing about this resourceVersion: continue from it. After any other
+        # error, list again.
         if error.status and error.status != _BUSY and (error.status < 500 or self._failures > 1):
             self._version = ""
         if error.status in _NO_PERMISSION:
-            self._count_refusal()
+            self._note_refusal()
 
-    def _count_refusal(self) -> None:
+    def _note_refusal(self) -> None:
         if self._refused_since is None:
             self._refused_since = self._clock()
         if not self.listed or self._clock() - self._refused_since >= MAX_WATCH_FAILURE:
@@ -182,14 +188,14 @@ class Watch:
             self._unproven = True
             lasting = asyncio.get_running_loop().call_later(SHORT_WATCH_SECONDS, self._prove)
             try:
-                await self._take_over(events)
+                await self._follow_events(events)
             finally:
                 lasting.cancel()
         if self._unproven:
             seconds = self._clock() - began
             raise KubeError(f"watch {w.resource.plural}: it ended after {seconds:.1f} s without an event")
 
-    async def _take_over(self, events: AsyncIterator[dict[str, Any]]) -> None:
+    async def _follow_events(self, events: AsyncIterator[dict[str, Any]]) -> None:
         async for event in events:
             self._answered = self._clock()
             if text(event, "type") == "ERROR":
@@ -237,7 +243,7 @@ class Watches:
     def __init__(
         self,
         api: WatchApi,
-        watched: Iterable[Watched],
+        watched: Iterable[WatchedResource],
         namespaces: Sequence[str],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -275,13 +281,13 @@ class Watches:
                 watch.fail(Unclear(f"list {plural}: no answer within {FIRST_LIST_SECONDS:g} s"))
 
     async def compare(self) -> None:
-        """List everything that is watched, and take over what the watches have missed."""
+        """List everything that is watched, and record what the watches have missed."""
         for watch in self._watches:
             if watch.failing_since is None:
                 try:
                     await watch.compare()
                 except KubeError as error:
-                    log.warning("the list beside %s failed, and is tried again later: %s", watch, error)
+                    log.warning("the list to compare with %s failed, and is tried again later: %s", watch, error)
 
     async def run(self) -> None:
         """Watch until cancelled. An error in the code of one of them ends all, and is raised."""
@@ -299,11 +305,11 @@ class Watches:
             metrics.watch_age.clear()
             metrics.failing_watches.clear()
 
-    def blind(self) -> str:
-        """Return what the operator has not seen for long, a sentence; empty if nothing.
+    def describe_blindness(self) -> str:
+        """Return one sentence about a resource that could not be watched for MAX_WATCH_FAILURE in any namespace; empty
+        if there is none.
 
-        That is a resource whose watches have failed for MAX_WATCH_FAILURE in all namespaces. If they fail in some, the
-        operator works for the others: the metrics have that.
+        If the watches fail in some namespaces only, the operator works for the others, and the metrics show it.
         """
         for resource in dict.fromkeys(watch.watched.resource for watch in self._watches if watch.watched.needed):
             watches = self._of(resource)

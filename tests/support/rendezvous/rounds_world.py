@@ -56,7 +56,7 @@ from elasticjob_operator.actions import (
 )
 from elasticjob_operator.model.job.spec import JobSpec
 from elasticjob_operator.model.job.status import ConditionType
-from elasticjob_operator.plan.context import NODES_SWITCH_SECONDS, STORE_UNRESPONSIVE_SECONDS
+from elasticjob_operator.plan.context import AGENTS_SWITCH_SECONDS, STORE_UNRESPONSIVE_SECONDS
 from support.rendezvous import rounds_operator, rounds_partition
 from support.rendezvous.rounds_agent import Agent, crash, dispatch, fail, may_fail, new_agent, work, works
 from support.rendezvous.rounds_operator import MIN, ById, Operator, StorePod, node_of
@@ -232,7 +232,7 @@ def with_standby(size: int = 3, spares: int = 0) -> World:
     """All nodes but the spares have trained for a while, and a standby store exists that they know."""
     world = settle(replace(begin(size, spares), with_standby=True))
     world = settle(step(world, ("fail", size - spares - 1)))
-    return replace(world, now=world.now + 2 * NODES_SWITCH_SECONDS)
+    return replace(world, now=world.now + 2 * AGENTS_SWITCH_SECONDS)
 
 
 def continued_without(size: int, lost: tuple[int, ...]) -> World:
@@ -286,7 +286,7 @@ def two_stores(size: int, moved: tuple[int, ...], *, confirmed: bool) -> World:
     `confirmed`: before that, the operator confirmed the older store, and the other nodes started a round by themselves.
     """
     world = running(size)
-    world = replace(world, now=world.now + 2 * NODES_SWITCH_SECONDS)
+    world = replace(world, now=world.now + 2 * AGENTS_SWITCH_SECONDS)
     for index in moved:
         world = step(world, ("cut", index))
     world = settle(step(world, ("tick", 0)), but=("tick", "heal")) if confirmed else world

@@ -11,7 +11,7 @@ from elasticjob._runtime.contract.names import Label, Role
 from elasticjob_operator.kube import JOBS, LEASES, PODS
 from elasticjob_operator.links.store_reachability import RATE_SECONDS
 from elasticjob_operator.model.cluster.raw import timestamp
-from elasticjob_operator.model.observed import LinkView, StoreReach
+from elasticjob_operator.model.observed import LinkView, ReachedStores
 from elasticjob_operator.plan.store_pods.operator_reach import REPLACED_AT_ONCE, may_replace, suspects_itself
 from elasticjob_operator.reconcile.controller import Controller
 from elasticjob_operator.reconcile.events import Recorder
@@ -29,9 +29,9 @@ DIRECT = 2
     [(0, 5, False), (1, 0, False), (1, 5, False), (2, 2, False), (2, 1, True), (2, 0, True), (3, 500, True)],
 )
 def test_the_stores_of_many_nodes_or_of_most_are_a_sign(lost: int, reached: int, suspects: bool) -> None:
-    assert suspects_itself(StoreReach(lost, reached)) is suspects
-    assert may_replace(StoreReach(lost, reached), kubelet_late=False) is not suspects
-    assert may_replace(StoreReach(lost, reached), kubelet_late=True)
+    assert suspects_itself(ReachedStores(lost, reached)) is suspects
+    assert may_replace(ReachedStores(lost, reached), kubelet_late=False) is not suspects
+    assert may_replace(ReachedStores(lost, reached), kubelet_late=True)
 
 
 class Links:

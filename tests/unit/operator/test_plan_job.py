@@ -31,10 +31,10 @@ from elasticjob_operator.model.cluster.raw import timestamp
 from elasticjob_operator.model.observed import LinkView, Observed, Refusal, RefusalReason
 from elasticjob_operator.plan import plan
 from elasticjob_operator.plan.context import (
+    AGENTS_SWITCH_SECONDS,
     LAST_REPORT_SECONDS,
     LEASE_LATE_SECONDS,
     LOST_GRACE_SECONDS,
-    NODES_SWITCH_SECONDS,
     STORE_GRACE_SECONDS,
     STORE_UNRESPONSIVE_SECONDS,
 )
@@ -708,8 +708,8 @@ HALF = replace(REQUESTING, half_missing_round=R1)
 @pytest.mark.parametrize(
     ("name", "last_report", "before", "older_at", "given"),
     [
-        ("the old store has ended, its nodes had time to connect", REQUESTING, None, NOW - NODES_SWITCH_SECONDS, True),
-        ("its nodes may still be connecting", REQUESTING, None, NOW - NODES_SWITCH_SECONDS + 0.1, False),
+        ("the old store has ended, its nodes had time to connect", REQUESTING, None, NOW - AGENTS_SWITCH_SECONDS, True),
+        ("its nodes may still be connecting", REQUESTING, None, NOW - AGENTS_SWITCH_SECONDS + 0.1, False),
         ("more than half is missing", REQUESTING, LAST_REPORT, NOW, False),
         ("half of the old store's round is missing", HALF, LAST_REPORT, NOW, True),
         ("the old store never reported", HALF, None, NOW, False),

@@ -11,11 +11,11 @@ from elasticjob._runtime.contract.messages import Report, RoundPhase, StandbySto
 from elasticjob._runtime.contract.names import RoundId
 from elasticjob_operator.actions import CreateStandbyStore, CreateStore, DeletePod, UpdateStoreService
 from elasticjob_operator.manifests.store import store_pod_manifest
-from elasticjob_operator.model.observed import LinkView, Observed, Refusal, RefusalReason, StoreReach
+from elasticjob_operator.model.observed import LinkView, Observed, ReachedStores, Refusal, RefusalReason
 from elasticjob_operator.plan import Plan
 from elasticjob_operator.plan.context import (
+    AGENTS_SWITCH_SECONDS,
     LEASE_LATE_SECONDS,
-    NODES_SWITCH_SECONDS,
     STORE_LEFT_SECONDS,
     STORE_UNRESPONSIVE_SECONDS,
 )
@@ -243,7 +243,7 @@ def test_a_standby_store_that_the_operator_does_not_reach_is_not_promoted() -> N
     assert [a.name for a in p.actions if isinstance(a, CreateStore)] == ["bert-rdzv-2"]
 
 
-SUSPECT = StoreReach(lost_nodes=3, reached_nodes=1)
+SUSPECT = ReachedStores(lost_nodes=3, reached_nodes=1)
 
 
 @pytest.mark.parametrize(
@@ -352,7 +352,7 @@ def test_a_confirmation_for_half_waits_for_a_pod_that_hangs() -> None:
     assert confirmation(run(steady(last_report=asking)))[0] == 0.0
 
 
-SWITCHED = NOW - NODES_SWITCH_SECONDS
+SWITCHED = NOW - AGENTS_SWITCH_SECONDS
 RETIRED = status(rendezvous={"incarnation": 0, "newest": 1})
 
 
@@ -367,10 +367,10 @@ RETIRED = status(rendezvous={"incarnation": 0, "newest": 1})
             RETIRED,
             None,
             standby_report(),
-            NOW - NODES_SWITCH_SECONDS + 0.1,
+            NOW - AGENTS_SWITCH_SECONDS + 0.1,
             False,
         ),
-        ("its nodes had time to come", RETIRED, None, standby_report(), NOW - NODES_SWITCH_SECONDS, True),
+        ("its nodes had time to come", RETIRED, None, standby_report(), NOW - AGENTS_SWITCH_SECONDS, True),
     ],
     ids=lambda v: v if isinstance(v, str) else "",
 )

@@ -198,9 +198,9 @@ def test_a_job_has_the_pods_of_its_base_and_of_admitted_steps(
             steps("admitted", "admitted"), demand(4, running=3), [MarkPodsReady(step="s0")], id="the second one starts"
         ),
         pytest.param(steps("finished", "ready"), demand(3), [delete(0)], id="a foreign hand finished one"),
-        pytest.param(steps("ready", "waits"), demand(3, over=True), [delete(1)], id="suspended or over: pods end"),
+        pytest.param(steps("ready", "waits"), demand(3, is_over=True), [delete(1)], id="suspended or over: pods end"),
         pytest.param(
-            steps("ready", "evicted"), demand(0, over=True), [delete(0), delete(1)], id="suspended or over"
+            steps("ready", "evicted"), demand(0, is_over=True), [delete(0), delete(1)], id="suspended or over"
         ),
     ],
 )  # fmt: skip

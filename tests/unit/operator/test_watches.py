@@ -429,14 +429,14 @@ async def test_readiness_is_about_what_fails_in_all_namespaces_and_the_metrics_a
     assert sample("elasticjob_failing_watches", "pods") == 1.0
     assert sample("elasticjob_failing_watches", "elasticjobs") == 0.0
     assert sample("elasticjob_watch_age_seconds", "pods") == MAX_WATCH_FAILURE + 1
-    assert made.blind() == "", "one tenant's namespace"
+    assert made.describe_blindness() == "", "one tenant's namespace"
     server.lists[PODS, "b"] = [FORBIDDEN]
     await made.list_first()
     clock.now += MAX_WATCH_FAILURE + 1
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-    assert "the watch on pods in namespace " in made.blind()
-    assert made.blind().endswith("pods is forbidden")
+    assert "the watch on pods in namespace " in made.describe_blindness()
+    assert made.describe_blindness().endswith("pods is forbidden")
     assert sample("elasticjob_watch_age_seconds", "pods") is None, "this operator leads no more"
 
 
@@ -445,7 +445,7 @@ async def test_nodes_are_not_needed(server: Server, cache: WatchCache, clock: Cl
     made = watch_all(server, cache, clock, "a", nodes=NodeEvents(cache, NoticeKeys(frozenset(), frozenset())))
     await made.list_first()
     clock.now += MAX_WATCH_FAILURE + 1
-    assert made.blind() == ""
+    assert made.describe_blindness() == ""
     assert cache.nodes_watched is False
 
 

@@ -74,10 +74,11 @@ def _notices(
 
 
 def _end_by_taint(taint: Raw, seconds: float | None, now: float, known: float | None) -> float | None:
-    """Return when a Node with this taint ends; `known`: the same as of its last event.
+    """Return when a Node with this taint ends. `known`: what this function returned for the Node's last event; it does
+    not change any more.
 
-    Most components that set a taint leave `timeAdded` out. The first sighting of it bounds the time anyway, because the
-    clock of another host wrote `timeAdded`.
+    Most components leave `timeAdded` out, and if it is there another host's clock wrote it. So the end is at most
+    `seconds` after the operator first saw the taint.
     """
     if seconds is None or known is not None:
         return None if seconds is None else known
@@ -87,7 +88,8 @@ def _end_by_taint(taint: Raw, seconds: float | None, now: float, known: float | 
 
 
 def _end_by_value(value: object, now: float, known: float | None) -> float | None:
-    """Return the time in the value of an annotation or label. One that is over at its first sighting does not count."""
+    """Return the time in the value of an annotation or label. A time that was past when the operator first saw it does
+    not count."""
     time = _parse_time(value) if isinstance(value, str) else None
     return time if time is not None and (time > now or time == known) else None
 

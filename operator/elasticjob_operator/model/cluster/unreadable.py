@@ -57,11 +57,11 @@ class ObjectGuard:
         self._failing = set[tuple[str, str]]()
         """Namespace and name of each object that failed at its last call: its exception is logged once."""
 
-    def call(self, take_over: Callable[[Raw], object], raw: Raw) -> None:
-        """Call `take_over` with the object; log its exception, unless the last call for this object failed too."""
+    def call(self, record: Callable[[Raw], object], raw: Raw) -> None:
+        """Call `record` with the object; log its exception, unless the last call for this object failed too."""
         name = text(raw, "metadata", "namespace"), text(raw, "metadata", "name")
         try:
-            take_over(raw)
+            record(raw)
         except Exception:  # whatever it is, it concerns this object only
             if name not in self._failing:
                 log.exception("%s: %s %s in a list cannot be taken over", name[0] or "cluster", self._kind, name[1])

@@ -1,6 +1,6 @@
 """A job's spec with every default applied.
 
-The API server has validated the spec; parsing tolerates invalid values all the same.
+The API server has validated the spec; parsing tolerates invalid values nevertheless.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ def unchanged_budget(ctx: ReconcileContext) -> Budget:
 def plan_budget(ctx: ReconcileContext, decisions: Iterable[PodDecision], starts: StartAttempts) -> Budget:
     """Return the budget after every newly ended round and every newly failed pod.
 
-    Failures that are not charged are recorded all the same.
+    Failures that are not charged are recorded too.
     """
     decisions = tuple(decisions)
     budget = unchanged_budget(ctx)

@@ -102,7 +102,7 @@ def start_record(pod: Pod, now: float) -> dict[str, Any]:
 def uncharged_record(decision: PodDecision, now: float) -> dict[str, Any] | None:
     """Return the record of a pod that Kubernetes or its node ended; None if a user or the job itself ended it.
 
-    A pod that did not start has its record already: it is replaced later than it fails.
+    A pod that did not start has its record already (`start_record`, when it failed); it is replaced later.
     """
     pod, action = decision.pod, decision.action
     if pod is None or not isinstance(action, ReplacePod) or action.charged:

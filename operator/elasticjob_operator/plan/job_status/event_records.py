@@ -119,8 +119,8 @@ def _noticed_nodes(decisions: Decisions) -> tuple[EventRecord, ...]:
     return tuple(
         EventRecord(
             NODE_TERMINATING,
-            f"{node} has the {decisions.inputs.left_nodes[node]}: the job's pods leave it",
-            key=f"{node}/{decisions.inputs.left_nodes[node]}",
+            f"{node} has the {decisions.inputs.nodes_to_leave[node]}: the job's pods leave it",
+            key=f"{node}/{decisions.inputs.nodes_to_leave[node]}",
             warning=True,
             repeats=True,
         )

@@ -1,5 +1,5 @@
-"""`status.goodput`: how much of the job's time faults have cost. It is never the only reason of a status write, unless
-more time was lost."""
+"""`status.goodput`: how much of the job's time faults have cost. It is written together with other changes, and alone
+only if `lostSeconds` grew."""
 
 from __future__ import annotations
 

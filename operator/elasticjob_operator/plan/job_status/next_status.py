@@ -109,8 +109,8 @@ def next_status(decisions: Decisions, current: dict[ConditionType, Condition], i
 def _with_due_fields(before: Mapping[str, Any], status: dict[str, Any], now: float) -> dict[str, Any]:
     """Return the status, or `before` if only fields have changed that are not written alone yet.
 
-    Lists beside unchanged texts never are: an operator that takes over from 0.1.0 would write all jobs, also those that
-    have ended.
+    Lists whose texts have not changed never are: an operator that takes over from 0.1.0 would write all jobs, also
+    those that have ended.
     """
     progress, costs = trainer_status.FIELD, goodput.FIELD
     others = {name: value for name, value in status.items() if name not in (progress, costs)}
@@ -370,8 +370,8 @@ def _phase(decisions: Decisions, current: dict[ConditionType, Condition]) -> str
 def _phase_between_rounds(decisions: Decisions, current: dict[ConditionType, Condition]) -> str:
     """Return the phase of a job that has trained and whose workers are down.
 
-    While a round ends, the operator does not know why. A job that has all nodes changes its size only if someone asks
-    for another one; a job that misses nodes may also take in their replacements.
+    While a round ends, the operator does not know why. A job that has all pods changes its size only if someone asks
+    for another one; a job that misses pods may also take in their replacements.
     """
     restarting = current.get(ConditionType.RESTARTING)
     if restarting is not None and restarting.true:

@@ -53,15 +53,13 @@ class Demand:
     """How many of these run."""
     trains: bool = False
     increment: int = 1
-    over: bool = False
+    is_over: bool = False
     """Whether it has ended, is suspended, or has no queue any more."""
 
 
 def step_size(minimum: int, maximum: int, increment: int) -> int:
-    """Return how many pods a step has: whole increments, so many that USUAL_STEPS steps reach from minimum to maximum.
-
-    At least one increment.
-    """
+    """Return how many pods a step has: as few whole increments (at least one) as let USUAL_STEPS steps cover minimum to
+    maximum."""
     increments = -(-max(0, maximum - minimum) // increment)
     return increment * max(1, -(-increments // USUAL_STEPS))
 
@@ -79,15 +77,15 @@ def plan_steps(base: Workload | None, steps: Mapping[int, Workload], demand: Dem
     `base` is the Workload for the fewest pods. Call it only where all Workloads of the job are known.
     """
     ordered = [steps[index] for index in sorted(steps)]
-    if demand.over or base is None or not base.admitted or _is_outdated(base, demand):
+    if demand.is_over or base is None or not base.admitted or _is_outdated(base, demand):
         # The job has to be without pods. A step that waits would be admitted for nothing.
         return tuple(_delete(step) for step in ordered if not step.reserved or demand.live == 0)
     needed = max(0, demand.wanted - _pods(base))
-    given, kept = _give_back(base, ordered, demand, needed)
-    if given:
+    actions, covered = _give_back(base, ordered, demand, needed)
+    if actions:
         # It asks for more only after that: the names of its old steps are taken until then.
-        return tuple(given)
-    return (*_mark_ready(base, ordered, demand), *_create(steps, demand, needed - kept))
+        return tuple(actions)
+    return (*_mark_ready(base, ordered, demand), *_create(steps, demand, needed - covered))
 
 
 def describe_steps(base: Workload, steps: Mapping[int, Workload], wanted: int) -> str:
@@ -103,37 +101,41 @@ def describe_steps(base: Workload, steps: Mapping[int, Workload], wanted: int) -
 
 
 def _give_back(base: Workload, steps: list[Workload], demand: Demand, needed: int) -> tuple[list[StepAction], int]:
-    """Return how quota is given back that the job may not use or does not need, and for how many pods it keeps steps:
-    admitted ones first, then those that are evicted just now, then those that wait."""
+    """Return the actions that give back quota which the job may not use or does not need, and how many pods the
+    remaining steps cover.
+
+    Steps are used in this order: admitted, evicted just now, waiting. An evicted step gives back its quota but its
+    Workload stays in the queue, so it still covers its pods.
+    """
     actions: list[StepAction] = []
-    held = _pods(base) + sum(_pods(step) for step in steps if step.reserved)
-    kept = 0
+    reserved = _pods(base) + sum(_pods(step) for step in steps if step.reserved)
+    covered = 0
     for step in sorted(steps, key=lambda step: (not _is_usable(step, base), not step.reserved)):
-        part = min(_pods(step), needed - kept)
-        useless = part <= 0 or _is_outdated(step, demand) or step.is_true(WorkloadCondition.FINISHED)
+        needed_here = min(_pods(step), needed - covered)
+        useless = needed_here <= 0 or _is_outdated(step, demand) or step.is_true(WorkloadCondition.FINISHED)
         if not step.reserved:
-            # A step that waits is made anew where it asks for the wrong number or with the wrong priority.
-            if useless or part < _pods(step) or step.priority_class != demand.priority_class:
+            # A waiting step that asks for the wrong number or with the wrong priority is replaced by a new one.
+            if useless or needed_here < _pods(step) or step.priority_class != demand.priority_class:
                 actions.append(_delete(step))
             else:
-                kept += part
+                covered += needed_here
             continue
         evicted = step.is_true(WorkloadCondition.EVICTED)
-        spare = _pods(step) if useless or evicted else _pods(step) - part
-        kept += 0 if useless else part
+        surplus = _pods(step) if useless or evicted else _pods(step) - needed_here
+        covered += 0 if useless else needed_here
         if not useless and not evicted and step.active and not _fits(step, base):
             actions.append(DeactivateStep(step.name, step.uid))
-        elif spare > 0 and demand.live <= held - spare:
-            held -= spare
-            actions.append(_give(step, spare, useless=useless, evicted=evicted))
-    return actions, kept
+        elif surplus > 0 and demand.live <= reserved - surplus:
+            reserved -= surplus
+            actions.append(_give(step, surplus, useless=useless, evicted=evicted))
+    return actions, covered
 
 
-def _give(step: Workload, spare: int, *, useless: bool, evicted: bool) -> StepAction:
+def _give(step: Workload, surplus: int, *, useless: bool, evicted: bool) -> StepAction:
     # Kueue keeps what was reclaimed: a step that stays in the queue would ask for fewer pods for ever.
     if useless or (evicted and step.reclaimed):
         return _delete(step)
-    return ReleaseQuota(step.name) if evicted else ReclaimPods(step.reclaimed + spare, step.name)
+    return ReleaseQuota(step.name) if evicted else ReclaimPods(step.reclaimed + surplus, step.name)
 
 
 def _mark_ready(base: Workload, steps: list[Workload], demand: Demand) -> list[StepAction]:

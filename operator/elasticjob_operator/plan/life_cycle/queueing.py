@@ -74,8 +74,8 @@ def _uses_steps(observed: Observed) -> bool:
 def waits_for_queue(ctx: ReconcileContext) -> bool:
     """Return whether the job may have no pods because its queue has not admitted it, or has evicted it.
 
-    An operator that cannot read the job's Workload, or may not, starts no job with a queue, and ends none that runs.
-    Nor does that one grow (`admitted_spec`).
+    An operator that cannot read Workloads, or may not, leaves queued jobs queued and running jobs running. A running
+    job does not grow then (`admitted_spec`).
     """
     queue = ctx.observed.queue
     if not ctx.job.queue:
@@ -146,7 +146,7 @@ def _decide_steps(ctx: ReconcileContext, world: TrainingState, outcome: JobOutco
         running=sum(pod.phase == "Running" and pod.live for pod in live),
         trains=world.formed,
         increment=spec.increment,
-        over=_is_over(ctx, outcome),
+        is_over=_is_over(ctx, outcome),
     )
     due = plan_steps(queue.workload, queue.steps, demand)
     return tuple(a for a in due if not isinstance(a, CreateStep) or ctx.may_create(_step_child(ctx, a.index)))

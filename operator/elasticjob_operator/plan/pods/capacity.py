@@ -1,10 +1,11 @@
 """What the job does while the cluster has no room for all of its pods.
 
-Above its minimum the job trains with the nodes that it has. After `elasticPolicy.faultyScaleDownSeconds` the missing
-pods are withdrawn, except for the one of the lowest index: the scheduler places it as soon as there is room again, and
-its watch event asks for the others. Below its minimum, after `waitForMinSeconds`, the job gives all pods back and tries
-again after a delay that grows with each attempt and differs between jobs, so that two jobs do not hold each other's
-Nodes. Status says which pods are withdrawn; `spec` is never written.
+Above its minimum the job trains with the pods that have room. After `elasticPolicy.faultyScaleDownSeconds` the operator
+stops asking for the missing pods (they are "withdrawn") and keeps only the one with the lowest index pending: the
+scheduler places it as soon as there is room again, and its watch event makes the operator ask for the others. Below its
+minimum, after `waitForMinSeconds`, the job gives all pods back and tries again after a delay that grows with each
+attempt and differs between jobs, so that two jobs do not hold each other's Nodes. Status says which pods are withdrawn;
+`spec` is never written.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def plan_capacity(ctx: ReconcileContext, world: TrainingState) -> Capacity:
 
 
 def target_replicas(ctx: ReconcileContext, capacity: Capacity) -> int:
-    """Return `status.targetReplicas`: the spec's target, or the nodes that the cluster has room for."""
+    """Return `status.targetReplicas`: the spec's target, or the number of pods that the cluster has room for."""
     spec, missing = ctx.spec, capacity.scaled_down
     if missing is None:
         return spec.target

@@ -1,11 +1,11 @@
 """Which indices have a pod: when a job needs fewer pods, those that do no work go first.
 
-An index is no rank, so any indices will do. A job that shrinks lets go of pods without a node first, then of those
-whose node trains no step, then of the highest indices. An index below a pod that stays is then vacant: status names it,
+An index is not a rank, so the indices may have gaps. A job that shrinks gives up pods without a Node first, then those
+whose agent does not train, then the highest indices. An index below a pod that stays is then vacant: status names it,
 so that the choice is made once, and the job takes it again before it takes a new one.
 
-The coordinator counts every index up to the number of nodes and spares as wanted, and has no list of vacant ones. So it
-is sent more spares than the job has. It expects no pod of them, because its view does not list one.
+The coordinator counts every index up to the number of pods and spares as wanted, and has no list of vacant ones. So it
+is sent more spares than the job has. It expects no pods for them, because its view does not list any.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class PodUse(IntEnum):
     """What a pod is worth to its job; a smaller one goes first."""
 
     UNPLACED = 0
-    """It does not exist, has ended, is being deleted, or no node has it."""
+    """It does not exist, has ended, is being deleted, or is on no Node."""
     IDLE = 1
-    """Its node has it, and it cannot train yet or not any more: it still starts, or its node is lost."""
+    """It is on a Node but cannot train: it is still starting, or its Node or its agent is lost."""
     READY = 2
     """It is connected and outside the running round."""
     TRAINING = 3
@@ -44,7 +44,7 @@ def with_vacant_indices(ctx: ReconcileContext) -> ReconcileContext:
 
 
 def _before(ctx: ReconcileContext) -> frozenset[int]:
-    """Return the indices that may stay. A pod that the job was about to let go of may stay too if it still runs."""
+    """Return the indices that may stay. A pod that the job was about to give up may stay too if it still runs."""
     missing = ctx.status.scaled_down.indices if ctx.status.scaled_down else frozenset()
     live = {pod.index for pod in ctx.observed.workers if pod.live and pod == _pod(ctx, pod.index)}
     used = {index for index in missing | live if index < len(ctx.status.incarnations)}
@@ -52,7 +52,7 @@ def _before(ctx: ReconcileContext) -> frozenset[int]:
 
 
 def coordinator_settings(ctx: ReconcileContext) -> RoundSettings:
-    """Return the job's settings as the coordinator needs them: with so many spares that every index counts."""
+    """Return the job's settings as the coordinator needs them: with enough spares that it counts every index."""
     settings = ctx.spec.settings
     highest = max(ctx.all_indices, default=0)
     return replace(settings, spares=max(settings.spares, highest + 1 - settings.target))
@@ -61,7 +61,7 @@ def coordinator_settings(ctx: ReconcileContext) -> RoundSettings:
 def _order(ctx: ReconcileContext, index: int) -> tuple[int, bool, int]:
     """Return the sort key of an index of a job that shrinks: those that come last go.
 
-    Among pods of equal use, one goes that has to leave its node anyway.
+    Among pods of equal use, one that has to leave its Node anyway goes first.
     """
     pod = _pod(ctx, index)
     return -pod_use(ctx, pod), pod is not None and ctx.should_leave(pod), index
@@ -82,8 +82,8 @@ def pod_use(ctx: ReconcileContext, pod: Pod | None) -> PodUse:
         return PodUse.IDLE
     if ctx.report is None:
         return PodUse.READY if pod.ready else PodUse.IDLE
-    node = ctx.reported_nodes.get(pod.name)
-    if node is None:
+    agent = ctx.reported_agents.get(pod.name)
+    if agent is None:
         return PodUse.IDLE
-    trains = node.member and ctx.report.phase is RoundPhase.RUNNING
+    trains = agent.member and ctx.report.phase is RoundPhase.RUNNING
     return PodUse.TRAINING if trains else PodUse.READY

@@ -13,33 +13,36 @@ EVICTION_REQUESTED = "EvictionRequested"
 
 def describe_leaving(ctx: ReconcileContext) -> str:
     """Return which worker pods must leave a node because its end is announced; empty if none must."""
-    there = [p for p in ctx.observed.workers if p.end is None and p.node in ctx.left_nodes]
+    there = [p for p in ctx.observed.workers if p.end is None and p.node in ctx.nodes_to_leave]
     leaving = [p for p in there if p.node not in p.avoided_nodes]
     if not leaving:
         return ""
     first, more = leaving[0], f" and {len(leaving) - 1} more" if len(leaving) > 1 else ""
     verb = "must leave" if first.node in ctx.notices else "is to leave"
-    return f"{first.name}{more} {verb}: {first.node} has the {ctx.left_nodes[first.node]}"
+    return f"{first.name}{more} {verb}: {first.node} has the {ctx.nodes_to_leave[first.node]}"
 
 
 def pods_to_drain(ctx: ReconcileContext) -> frozenset[str]:
-    """Return the names of the pods that leave nodes from which a drain is asked for, or that an Eviction asks to leave,
-    as far as the budget allows it.
+    """Return the names of the pods that may leave now, of those on Nodes to be drained and those that an Eviction asks
+    to leave.
 
-    As for an eviction, `minReplicas` pods that are ready to train must be left. A pod that cannot train yet is not
-    waited for. A job without a budget has no such bound. For an Eviction the budget is the present one, because its
-    next responder would evict the pod of a job that has none for now.
+    Pods that can train leave only while `minReplicas` others remain, the highest index first (no bound if
+    `spec.disruptionBudget` is false). A pod that cannot train yet leaves at once. One that is Ready, but not in the
+    store's report, waits for a report.
+
+    If the job has no PodDisruptionBudget now, evicted pods leave at once too: otherwise the Eviction API, the next
+    responder, would evict them in any case.
     """
-    drained = [pod for pod in ctx.current_pods if pod.node in ctx.drains and ctx.should_leave(pod)]
-    asked = [pod for pod in ctx.current_pods if pod.live and pod.uid in ctx.evictions]
-    pods = [pod for pod in ctx.current_pods if pod in drained or pod in asked]
+    on_drained_nodes = [pod for pod in ctx.current_pods if pod.node in ctx.drains and ctx.should_leave(pod)]
+    evicted = [pod for pod in ctx.current_pods if pod.live and pod.uid in ctx.evictions]
+    pods = [pod for pod in ctx.current_pods if pod in on_drained_nodes or pod in evicted]
     policies = ctx.observed.policies
-    unbounded = asked if policies.known and policies.budget is None else []
+    unbounded = evicted if policies.known and policies.budget is None else []
     ready = [pod for pod in ctx.current_pods if pod.live and pod.name in ctx.ready_pods and not ctx.must_leave(pod)]
-    idle = [pod for pod in pods if pod.name not in ctx.ready_pods and not pod.ready]
-    leaving = sorted((pod for pod in pods if pod in ready), key=lambda pod: -pod.index)
-    allowed = max(0, len(ready) - ctx.spec.min_replicas) if ctx.spec.disruption_budget else len(leaving)
-    return frozenset(pod.name for pod in (*idle, *unbounded, *leaving[:allowed]))
+    cannot_train = [pod for pod in pods if pod.name not in ctx.ready_pods and not pod.ready]
+    can_train = sorted((pod for pod in pods if pod in ready), key=lambda pod: -pod.index)
+    allowed = max(0, len(ready) - ctx.spec.min_replicas) if ctx.spec.disruption_budget else len(can_train)
+    return frozenset(pod.name for pod in (*cannot_train, *unbounded, *can_train[:allowed]))
 
 
 def describe_request_to_leave(eviction: Eviction) -> str:
@@ -51,7 +54,7 @@ def describe_request_to_leave(eviction: Eviction) -> str:
 def ending_pods(ctx: ReconcileContext) -> tuple[EndingPod, ...] | None:
     """Return the live worker pods on nodes that are known to end at a certain time; None while Nodes are not watched.
 
-    Also those that stay there because they were placed there all the same: they end with the Node.
+    Also those that stay there because they were placed there nevertheless: they end with the Node.
     """
     if not ctx.observed.nodes_watched:
         return None

@@ -164,7 +164,7 @@ def _unhealthy_node(ctx: ReconcileContext, pod: Pod) -> Failure | None:
 
 
 def _replacing_rule(ctx: ReconcileContext, pod: Pod) -> str:
-    """Return the rule for which the node of this pod leaves the job, because a worker there has failed; "" if none.
+    """Return the failurePolicy rule that replaces this pod because a worker in it failed; "" if none.
 
     The status write that includes the round names the pod's successor. If it cannot, the agent ends all the same, and
     the pod is replaced then.
@@ -212,7 +212,7 @@ def _decide_live(ctx: ReconcileContext, pod: Pod, drained: frozenset[str]) -> Ke
     if pod.name in drained and pod.uid in ctx.evictions and not ctx.must_leave(pod):
         return ReplacePod(describe_request_to_leave(ctx.evictions[pod.uid]), asked=True)
     if ctx.must_leave(pod) or pod.name in drained:
-        reason = f"{pod.name} is on {pod.node}, which has the {ctx.left_nodes[pod.node]}"
+        reason = f"{pod.name} is on {pod.node}, which has the {ctx.nodes_to_leave[pod.node]}"
         return ReplacePod(reason, noticed=True)
     # A pod that was placed there although it avoids the node would be placed there again.
     if pod.node in avoided_names(ctx) - pod.avoided_nodes and not pod.running:
@@ -240,7 +240,7 @@ def unconnected_pods(ctx: ReconcileContext) -> tuple[Pod, ...]:
     """Return the running pods that are not connected to the store; none while the operator has no link to the store."""
     if ctx.report is None or not ctx.observed.link.connected:
         return ()
-    connected = {node.pod for node in ctx.report.nodes}
+    connected = {agent.pod for agent in ctx.report.nodes}
     return tuple(p for p in ctx.observed.workers if p.running and p.name not in connected)
 
 
@@ -294,7 +294,7 @@ def describe_end(pod: Pod) -> str:
 
 def avoided_names(ctx: ReconcileContext) -> frozenset[str]:
     """Return the names of the nodes that are avoided now, and of those whose end is announced or asked for."""
-    return frozenset((*(node.name for node in still_avoided(ctx)), *ctx.left_nodes))
+    return frozenset((*(node.name for node in still_avoided(ctx)), *ctx.nodes_to_leave))
 
 
 def is_lost(node: str, avoided: Iterable[AvoidedNode]) -> bool:

@@ -18,7 +18,7 @@ def spare_indices(ctx: ReconcileContext) -> frozenset[int]:
     """
     spares = max(0, len(ctx.indices) - ctx.spec.target)
     if ctx.report is not None and ctx.report.phase is RoundPhase.RUNNING:
-        outside = frozenset(ctx.indices) - {node.index for node in ctx.report.nodes if node.member}
+        outside = frozenset(ctx.indices) - {agent.index for agent in ctx.report.nodes if agent.member}
     else:
         outside = ctx.status.spares
     ordered = sorted(ctx.indices, key=lambda index: (index in outside, index))

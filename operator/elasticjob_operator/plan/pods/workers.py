@@ -55,7 +55,7 @@ def plan_workers(
     `newly_avoided`: the nodes that are avoided from now on for another reason than these decisions.
     """
     avoided = _avoided(ctx, decisions, newly_avoided)
-    avoid = tuple(sorted({node.name for node in avoided} | ctx.left_nodes.keys()))
+    avoid = tuple(sorted({node.name for node in avoided} | ctx.nodes_to_leave.keys()))
     incarnations = list(ctx.status.incarnations)
     expected: list[ExpectedPod] = []
     withheld: set[str] = set()

@@ -9,27 +9,27 @@ from __future__ import annotations
 from elasticjob._runtime.contract.text import with_noun
 from elasticjob_operator.model.cluster.pods import Pod
 from elasticjob_operator.model.cluster.raw import timestamp
-from elasticjob_operator.model.observed import StoreReach
+from elasticjob_operator.model.observed import ReachedStores
 
 MANY_NODES = 3
 """Nodes whose stores do not respond: from this number on, the operator suspects itself, however many stores it
 reaches."""
 REPLACED_AT_ONCE = 3
-"""Stores that an operator which suspects itself replaces within `StoreReach.replaced`'s time."""
+"""Stores that an operator which suspects itself replaces within `ReachedStores.replaced`'s time."""
 
 
-def suspects_itself(reach: StoreReach) -> bool:
+def suspects_itself(reach: ReachedStores) -> bool:
     """Return whether the operator's own network may be why stores do not respond. Stores on one node are one sign."""
     return reach.lost_nodes >= MANY_NODES or (reach.lost_nodes > 1 and reach.lost_nodes > reach.reached_nodes)
 
 
-def may_replace(reach: StoreReach, *, kubelet_late: bool) -> bool:
+def may_replace(reach: ReachedStores, *, kubelet_late: bool) -> bool:
     """Return whether the operator may replace a store that it does not reach. `kubelet_late`: nor does its kubelet
     renew its lease."""
     return not suspects_itself(reach) or (kubelet_late and reach.replaced < REPLACED_AT_ONCE)
 
 
-def describe_unreachable(reach: StoreReach, store: Pod, *, since: float, kubelet_late: bool) -> str:
+def describe_unreachable(reach: ReachedStores, store: Pod, *, since: float, kubelet_late: bool) -> str:
     """Return what the operator cannot see of a store that it does not replace. `since`: Unix seconds."""
     kubelet = (
         f"the kubelet of {store.node} does not renew its lease either, and the operator replaces a few stores at a time"

@@ -1,4 +1,4 @@
-"""The standby store, as the operator plans it: created beside a running round, offered to the nodes, retired, replaced.
+"""The standby store, as the operator plans it: created while a round runs, offered to the agents, retired, replaced.
 
 It takes over from the store by itself, or because status names it (`stores`): docs/contribute/store-loss.md,
 "The standby store".
@@ -32,7 +32,7 @@ operator may never reach it."""
 
 
 def has_taken_over(ctx: ReconcileContext) -> bool:
-    """Return whether the standby store has become active by itself: more than half of the nodes have moved to it."""
+    """Return whether the standby store has become active by itself: more than half of the agents have moved to it."""
     return ctx.standby_report is not None and ctx.standby_report.phase is not RoundPhase.STANDBY
 
 
@@ -43,8 +43,8 @@ def can_promote(ctx: ReconcileContext) -> bool:
     return named and report is not None and not report.retired and ctx.observed.standby_link.connected
 
 
-def nodes_have_left(ctx: ReconcileContext) -> bool:
-    """Return whether nodes wait at the standby store: the operator is not the only one that has lost the store."""
+def agents_have_left(ctx: ReconcileContext) -> bool:
+    """Return whether agents wait at the standby store: the operator is not the only one that has lost the store."""
     return can_promote(ctx) and ctx.standby_report is not None and bool(ctx.standby_report.nodes)
 
 
@@ -64,11 +64,11 @@ def _refusal(ctx: ReconcileContext) -> Refusal | None:
     return None if refusal is not None and refusal.reason is RefusalReason.NAME_TAKEN else refusal
 
 
-# ---- beside a store that serves
+# ---- while a store serves
 
 
 def plan_standby(ctx: ReconcileContext) -> tuple[int | None, Actions]:
-    """Return the standby store beside the store that serves, and what keeps, retires or creates it."""
+    """Return the standby store of the store that serves, and the actions that create, retire or replace it."""
     standby, retire = ctx.status.standby_store, _must_retire(ctx)
     pod = ctx.store_pod(standby) if standby is not None else None
     refusal = _refusal(ctx)
@@ -109,10 +109,10 @@ def _must_go(ctx: ReconcileContext, pod: Pod | None) -> bool:
 
 
 def may_have_standby(report: Report) -> bool:
-    """Return whether a standby store may be created beside the store with this report.
+    """Return whether the store with this report may get a standby store now.
 
     A round runs whose workers have all started, so the store holds no confirmation. With one it could continue without
-    nodes that then make the new standby store active. The standby store receives this round, and takes over for it or
+    agents that then make the new standby store active. The standby store receives this round, and takes over for it or
     a newer one only.
     """
     formed = report.round is not None and report.formed_at > 0
@@ -122,7 +122,8 @@ def may_have_standby(report: Report) -> bool:
 def _may_create_standby(ctx: ReconcileContext) -> bool:
     """Return whether a standby store may be created now: no other newer store is alive, and a round runs.
 
-    A job of one node needs none: without its node there is nothing to go on with, and else training does not notice.
+    A job with one worker pod needs none: if that pod is lost there is nothing to continue, and if only the store is
+    lost training does not notice.
     """
     if ctx.spec.settings.max_nodes == 1:
         return False
@@ -159,7 +160,7 @@ def delete_store(ctx: ReconcileContext, pod: Pod, why: str) -> tuple[DeletePod, 
 
 
 def usable_standby_store(ctx: ReconcileContext, standby: int | None) -> StandbyStore | None:
-    """Return the standby store that the nodes may use: it is passive, and has the operator's view.
+    """Return the standby store that agents may use: it is passive, and has the operator's view.
 
     `standby`: the one that the next status names.
     """

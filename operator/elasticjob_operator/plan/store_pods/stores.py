@@ -1,8 +1,8 @@
 """The store pod: which incarnation serves, and what replaces it.
 
-The operator replaces an unresponsive store quickly. If the old store was alive after all, little is lost: the nodes
+The operator replaces an unresponsive store quickly. If the old store was alive after all, little is lost: the agents
 reconnect to the new store and training does not notice. A store without the operator's confirmation starts no round
-with half of the last round's nodes or fewer (`store_confirmation`). The standby store is the successor if it can be
+with half of the last round's members or fewer (`store_confirmation`). The standby store is the successor if it can be
 (`standby`), else a new pod (docs/contribute/store-loss.md, "When a store is replaced").
 """
 
@@ -17,8 +17,8 @@ from elasticjob_operator.model.cluster.pods import Pod
 from elasticjob_operator.model.job.status import AvoidedNode
 from elasticjob_operator.model.observed import RefusalReason
 from elasticjob_operator.plan.context import (
+    AGENTS_SWITCH_SECONDS,
     LEASE_LATE_SECONDS,
-    NODES_SWITCH_SECONDS,
     STORE_LEFT_SECONDS,
     STORE_UNRESPONSIVE_SECONDS,
     Actions,
@@ -28,11 +28,11 @@ from elasticjob_operator.plan.context import (
 from elasticjob_operator.plan.pods.pod_decisions import avoided_names, was_never_created
 from elasticjob_operator.plan.store_pods.operator_reach import may_replace
 from elasticjob_operator.plan.store_pods.standby import (
+    agents_have_left,
     can_promote,
     delete_store,
     has_taken_over,
     next_incarnation,
-    nodes_have_left,
     plan_standby,
 )
 from elasticjob_operator.plan.store_pods.store_confirmation import awaits_confirmation
@@ -51,7 +51,7 @@ class StorePlan:
     """The pod of this incarnation, to which the control link connects; None while it cannot serve."""
     actions: Actions
     lost_node: AvoidedNode | None = None
-    """The node that was lost together with the last store."""
+    """The Node that was lost together with the last store."""
     lost_reason: str = ""
     """Why the last store was replaced; empty in a plan that replaces none."""
     standby: int | None = None
@@ -82,8 +82,8 @@ def plan_store(ctx: ReconcileContext) -> StorePlan:
     else:
         store = _plan_live(ctx, current, pod)
     if store.incarnation == current:
-        standby, beside = plan_standby(ctx)
-        store = replace(store, standby=standby, actions=store.actions + beside)
+        standby, standby_actions = plan_standby(ctx)
+        store = replace(store, standby=standby, actions=store.actions + standby_actions)
     return replace(store, actions=actions + store.actions)
 
 
@@ -99,7 +99,7 @@ def no_store() -> StorePlan:
 
 
 def _serving(pod: Pod | None) -> Pod | None:
-    """Return the pod if it may serve. It does while it is being deleted, until its nodes need it no more."""
+    """Return the pod if it may serve. While it is being deleted it serves until its agents no longer need it."""
     return pod if pod is not None and pod.end is None and pod.phase == "Running" and pod.ip else None
 
 
@@ -108,7 +108,7 @@ def _delete_older(ctx: ReconcileContext, current: int) -> Actions:
 
     One whose kubelet's lease is late is deleted by force once its successor has existed, and has been named by status,
     for LEASE_LATE_SECONDS. This exceeds CONFIRMATION_SECONDS, and must: the last confirmation that it got has expired
-    by then. Nodes that only it can reach are cut off too; when they meet the new store they leave the old one.
+    by then. Agents that only it can reach are cut off too; when they reach the new store they leave the old one.
     """
     older = [p for p in ctx.observed.stores if p.incarnation < current]
     successor = ctx.store_pod(current)
@@ -146,12 +146,12 @@ def _plan_live(ctx: ReconcileContext, current: int, pod: Pod) -> StorePlan:
     if pod.unschedulable and pod.avoided_nodes - avoided_names(ctx) and pod.deleting is None:
         why = f"it no longer needs to avoid {', '.join(sorted(pod.avoided_nodes))}"
         return StorePlan(current, None, Actions((DeletePod(pod.name, pod.uid, why),)))
-    why = f"{pod.node} has the {ctx.left_nodes[pod.node]}" if ctx.should_leave(pod) else ""
-    # It serves until its nodes know the standby store, as in a drain.
+    why = f"{pod.node} has the {ctx.nodes_to_leave[pod.node]}" if ctx.should_leave(pod) else ""
+    # It serves until its agents know the standby store, as in a drain.
     actions = (DeletePod(pod.name, pod.uid, why),) if why else ()
     requeue_at: tuple[float, ...] = ()
     if awaits_confirmation(ctx):
-        switched = max(ctx.observed.older_store_at, ctx.observed.standby_store_at) + NODES_SWITCH_SECONDS
+        switched = max(ctx.observed.older_store_at, ctx.observed.standby_store_at) + AGENTS_SWITCH_SECONDS
         requeue_at += (switched if ctx.now < switched else ctx.now + LEASE_POLL_SECONDS,)
     if not ctx.observed.link.connected or pod.deleting is not None:
         requeue_at += (ctx.now + _seconds_to_decision(ctx, pod, silence),)
@@ -160,7 +160,7 @@ def _plan_live(ctx: ReconcileContext, current: int, pod: Pod) -> StorePlan:
 
 def _seconds_to_decision(ctx: ReconcileContext, pod: Pod, silence: float) -> float:
     """Return the seconds until the store may be replaced, at most a growing interval."""
-    patience = STORE_LEFT_SECONDS if nodes_have_left(ctx) else STORE_UNRESPONSIVE_SECONDS
+    patience = STORE_LEFT_SECONDS if agents_have_left(ctx) else STORE_UNRESPONSIVE_SECONDS
     left = patience - silence if silence < patience else LEASE_LATE_SECONDS - (ctx.lease_age(pod.node) or 0.0)
     return left if 0.0 < left < LEASE_POLL_SECONDS else poll_interval(silence)
 
@@ -171,8 +171,8 @@ def _must_replace(ctx: ReconcileContext, pod: Pod, silence: float) -> bool:
     A store that has reported to this operator and is Ready is replaced for its silence alone: if only this operator
     cannot reach it, little is lost. A store that has never reported may be unreachable from this operator for good:
     it is replaced only if the lease of its Node's kubelet is late too, or the operator would replace one store after
-    the other. So is any store while the operator suspects its own network (`operator_reach`). Nodes that wait at the
-    standby store have lost the store too: then its silence is enough, at once.
+    the other. The same holds for any store while the operator suspects its own network (`operator_reach`). If agents
+    wait at the standby store, they have lost the store too: then STORE_LEFT_SECONDS of silence are enough.
     """
     known_and_ready = ctx.report is not None and _serving(pod) is not None and pod.ready
     late = ctx.lease_late(pod.node)
@@ -180,7 +180,7 @@ def _must_replace(ctx: ReconcileContext, pod: Pod, silence: float) -> bool:
         return True
     if ctx.observed.link.refused:
         return False  # a store that refuses the link responds; its successor would refuse it too
-    if nodes_have_left(ctx) and silence >= STORE_LEFT_SECONDS:
+    if agents_have_left(ctx) and silence >= STORE_LEFT_SECONDS:
         return True
     if silence < STORE_UNRESPONSIVE_SECONDS or not (known_and_ready or late):
         return False
@@ -199,7 +199,7 @@ def _promote(ctx: ReconcileContext, old: Pod | None, why: str, lost_node: Avoide
 
 
 def _silent_node(ctx: ReconcileContext, pod: Pod | None) -> AvoidedNode | None:
-    """Return the node of a store that does not respond though its kubelet calls it running: it may be lost too."""
+    """Return the Node of a store that does not respond though its kubelet calls it running: it may be lost too."""
     if pod is None or not pod.running or ctx.observed.link.connected:
         return None
     return AvoidedNode(pod.node, math.ceil(ctx.now), f"store {pod.name} on {pod.node} does not respond")
