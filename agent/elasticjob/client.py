@@ -20,7 +20,7 @@ from elasticjob._runtime.contract.names import Role
 from elasticjob.cli.cluster.connection import Cluster, connect_to_cluster
 from elasticjob.cli.cluster.errors import ClusterError
 from elasticjob.cli.cluster.resources import ELASTICJOBS, POD_LIST
-from elasticjob.cli.objects.jobs import has_finished, holds, job_condition
+from elasticjob.cli.objects.jobs import has_finished, is_true, job_condition
 from elasticjob.cli.objects.pods import pods_selector
 from elasticjob.cli.objects.waiting import NotInTimeError, wait_for_job
 from elasticjob.cli.shipping.archive import pack_folder
@@ -110,7 +110,7 @@ class SubmittedJob:
         except NotInTimeError as error:
             raise TimeoutError(str(error)) from None
         job = self.cluster.get(ELASTICJOBS, self.name)
-        if holds(job, "Failed"):
+        if is_true(job, "Failed"):
             message = " ".join(str(job_condition(job, "Failed").get("message", "")).split())
             raise JobFailedError(f"{self.name} has failed: {message}", self.status())
         return self.status()

@@ -37,7 +37,7 @@ from elasticjob._runtime.local.manifest.job_schema import find_problems
 from elasticjob.cli.cluster.connection import Cluster, connect_to_cluster
 from elasticjob.cli.cluster.errors import RefusedError
 from elasticjob.cli.cluster.resources import ELASTICJOBS, POD_LIST, KubeObject
-from elasticjob.cli.objects.jobs import has_finished, holds, job_status, wanted_replicas
+from elasticjob.cli.objects.jobs import has_finished, is_true, job_status, wanted_replicas
 from elasticjob.cli.objects.pods import has_log, in_order, main_container, pod_name, pod_number, pods_selector
 from elasticjob.cli.objects.waiting import describe_job
 from elasticjob.cli.shipping.archive import CodeArchive, pack_folder
@@ -236,8 +236,8 @@ def _app_id(cluster: Cluster, job: KubeObject) -> str:
 
 def _state(job: KubeObject) -> AppState:
     if has_finished(job):
-        return AppState.SUCCEEDED if holds(job, "Complete") else AppState.FAILED
-    if holds(job, "Running"):
+        return AppState.SUCCEEDED if is_true(job, "Complete") else AppState.FAILED
+    if is_true(job, "Running"):
         return AppState.RUNNING
     return AppState.PENDING if job_status(job) else AppState.SUBMITTED
 

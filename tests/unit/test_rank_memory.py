@@ -25,7 +25,7 @@ def test_each_local_rank_has_its_own_newest_entry() -> None:
 def test_the_entry_of_the_newest_complete_commit_stays_whatever_is_begun_after_it() -> None:
     memory = RankMemory(os.memfd_create("test"), 0)
     for number in range(1, 6):
-        memory.write((number, number), b"x", keep=(2, 2))
+        memory.write((number, number), b"x", protected=(2, 2))
     assert [memory.read((number, number))[0][0] for number in range(1, 6)] == [-1, 2, -1, 4, 5]
 
 

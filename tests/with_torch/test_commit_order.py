@@ -50,7 +50,7 @@ def commit_beside_steps(state: Any) -> None:
 
 def end_process(state: Any) -> None:
     state.step += 1
-    internals(state).keep_live()
+    internals(state).copy_live()
 
 
 @pytest.mark.parametrize("action", [commit, commit_beside_steps, end_process])

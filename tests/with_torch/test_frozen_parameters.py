@@ -31,8 +31,8 @@ class Quantized(torch.nn.Linear):  # type: ignore[misc, name-defined]  # torch i
         destination[f"{prefix}weight.scale"] = torch.ones(4)
 
 
-def kept(model: Any, *, keep: bool = False) -> FrozenParameters:
-    return FrozenParameters({"model": model}, keep=keep)
+def kept(model: Any, *, save_frozen: bool = False) -> FrozenParameters:
+    return FrozenParameters({"model": model}, save_frozen=save_frozen)
 
 
 def send(sender: FrozenParameters, model: Any, receiver: FrozenParameters, other: Any) -> None:
@@ -46,8 +46,8 @@ def test_what_is_frozen_is_left_out_under_all_its_names() -> None:
 
 def test_by_default_all_is_kept() -> None:
     model = tuned(1)
-    assert kept(model, keep=True).state_of("model", model).keys() == model.state_dict().keys()
-    assert kept(model, keep=True).digests() == {}
+    assert kept(model, save_frozen=True).state_of("model", model).keys() == model.state_dict().keys()
+    assert kept(model, save_frozen=True).digests() == {}
 
 
 def test_what_is_left_out_stays_as_it_is() -> None:
@@ -112,9 +112,9 @@ def test_a_moving_average_is_refused_at_the_second_commit() -> None:
 def test_a_process_need_not_freeze_what_the_sender_does() -> None:
     sender, receiver = tuned(1), tuned(1, freeze=False)
     torch.nn.init.constant_(sender[1].bias, 2)
-    for keep in (False, True):
+    for save_frozen in (False, True):
         torch.nn.init.constant_(receiver[1].bias, 3)
-        of_receiver = kept(receiver, keep=keep)
+        of_receiver = kept(receiver, save_frozen=save_frozen)
         send(kept(sender), sender, of_receiver, receiver)
         assert receiver[1].bias.eq(2).all()
         assert of_receiver.state_of("model", receiver).keys() == receiver.state_dict().keys()
@@ -123,7 +123,7 @@ def test_a_process_need_not_freeze_what_the_sender_does() -> None:
 def test_a_block_that_keeps_all_is_loaded_and_the_next_one_leaves_out_again() -> None:
     sender, receiver = tuned(1), tuned(2)
     of_receiver = kept(receiver)
-    send(kept(sender, keep=True), sender, of_receiver, receiver)
+    send(kept(sender, save_frozen=True), sender, of_receiver, receiver)
     assert receiver[0].weight.eq(1).all()
     assert "0.weight" not in of_receiver.state_of("model", receiver)
 
@@ -136,7 +136,7 @@ def test_another_model_is_refused() -> None:
 
 def test_other_parts_are_kept_as_they_are() -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.5)
-    parts = FrozenParameters({"optimizer": optimizer}, keep=False)
+    parts = FrozenParameters({"optimizer": optimizer}, save_frozen=False)
     state = parts.state_of("optimizer", optimizer)
     state["param_groups"][0]["lr"] = 0.25
     parts.restore("optimizer", optimizer, state, parts.digests())

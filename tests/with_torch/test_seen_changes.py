@@ -293,7 +293,7 @@ def test_a_copy_leaves_the_random_numbers_as_they_are(training: Any) -> None:
     state.step += 1
     torch.rand(3)
     expected = torch.get_rng_state()
-    internals(state).keep_live()
+    internals(state).copy_live()
     assert torch.equal(torch.get_rng_state(), expected)
 
 

@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import (
 )
 
 ADVICE = (
-    "to keep it, give the callback state_dict and load_state_dict, as EarlyStopping has; or create it in the function"
+    "to save it, give the callback state_dict and load_state_dict, as EarlyStopping has; or create it in the function"
 )
 _REFUSED = {
     BatchSizeFinder: "set batch_size of the ElasticLightningCallback to what fits",

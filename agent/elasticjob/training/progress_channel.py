@@ -47,7 +47,7 @@ class ProgressChannel:
         """Descriptors of the memory that the agent keeps for its pod across rounds: those of the first connection."""
         self.callbacks: list[Callable[[], object]] = []
         """What `on_stop` has registered, in this order."""
-        self.keep_state: Callable[[], object] | None = None
+        self.copy_state: Callable[[], object] | None = None
         """What `at_process_end` has registered."""
         self.process_survives_round = False
         """Whether this process outlives the round, so that its objects need not be copied at a planned end."""
@@ -239,15 +239,15 @@ def on_stop_once(save: Callable[[], object]) -> None:
         on_stop(save)
 
 
-def at_process_end(keep_state: Callable[[], object]) -> None:
-    """Let `keep_state` run when a process that has outlived its last round ends; it replaces an earlier one."""
-    channel.keep_state = keep_state
+def at_process_end(copy_state: Callable[[], object]) -> None:
+    """Let `copy_state` run when a process that has outlived its last round ends; it replaces an earlier one."""
+    channel.copy_state = copy_state
 
 
-def keep_state() -> None:
+def copy_state() -> None:
     """Run what `at_process_end` was called with: the memory that the agent keeps outlives this process."""
-    if channel.keep_state is not None:
-        channel.keep_state()
+    if channel.copy_state is not None:
+        channel.copy_state()
 
 
 def node_memory() -> tuple[int, ...]:

@@ -259,7 +259,7 @@ MUTANTS = (
     ),
     _rendezvous(
         "a member that leaves is displaced by the pod that replaces it",
-        "newer or other.incarnation < agent.incarnation and _must_stop(state, other)",
+        "newer or other.incarnation < agent.incarnation and _runs_workers(state, other)",
         "newer",
     ),
     _rendezvous(

@@ -216,7 +216,7 @@ def process_ends() -> dict[str, Any]:
     training.commit_late()
     training.state.step += 1
     threading.Timer(0.3, training.gate.set).start()
-    internals(training.state).keep_live()
+    internals(training.state).copy_live()
     steps = [read_header(descriptor).step for descriptor in progress_channel.channel.memory[:2]]
     return {"kept": training.kept(), "copies": sorted(steps)}
 
@@ -281,8 +281,8 @@ def alike_after_going_back() -> dict[str, Any]:
     before = RankRandomStates(RankMemory(memory, 0))
     before.record_equal_generators([True] * len(GENERATORS))
     states = random_states.capture()
-    before.keep((1, 1), states, (0, 0))
-    before.keep((2, 2), states, (1, 1))
+    before.store((1, 1), states, (0, 0))
+    before.store((2, 2), states, (1, 1))
     after = RankRandomStates(RankMemory(memory, 0))
     own, _ = after.find((0, 0), {})
     after.set_for((1, 1), own, before.shared(states), [None] * len(GENERATORS), finishes_step=False)

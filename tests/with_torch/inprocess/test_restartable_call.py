@@ -177,14 +177,14 @@ def test_a_process_without_a_next_round_keeps_its_state_and_ends(
     agent.answer = End(at_once)
     kept: list[str] = []
 
-    def keep_state() -> None:
+    def copy_state() -> None:
         kept.append("state")
         raise RuntimeError("no memory")
 
     def exit_now(code: int) -> None:
         raise KeyboardInterrupt(code)
 
-    monkeypatch.setattr(progress_channel.channel, "keep_state", keep_state)
+    monkeypatch.setattr(progress_channel.channel, "copy_state", copy_state)
     monkeypatch.setattr("os._exit", exit_now)
     with pytest.raises(KeyboardInterrupt if at_once else ValueError):
         run(agent, ValueError("bad batch"))

@@ -3,7 +3,7 @@
 To run the rules costs time for every agent, so `rounds.decide_together` runs them once for many events that arrived
 together. What is charged must not depend on that. Therefore the rules run before and after each event that may end a
 round, the recovery or the job, and before and after each that changes what the end of a round means. They wait only if
-`may_wait` knows that an event is none of these. That check costs the same in a job of any size.
+`rules_may_wait` knows that an event is none of these. That check costs the same in a job of any size.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _member(state: CoordinatorState, agent_id: str) -> Member | None:
     return state.round.members.get(agent_id) if state.round else None
 
 
-def may_wait(state: CoordinatorState, event: CoordinatorEvent, counts: OpenCounts, now: float) -> bool:
+def rules_may_wait(state: CoordinatorState, event: CoordinatorEvent, counts: OpenCounts, now: float) -> bool:
     """Return whether the rules may wait until the end of the batch.
 
     To run them just before and just after this event, which comes next, would not change what is charged.
@@ -224,12 +224,12 @@ def _misses_steps(round_: Round, plan: PlannedStop, agent_id: str, report: StepR
 _OF_ROUND = (WorkersFailed, WorkersStarted, WorkersStopped, WorkersSucceeded, StageEnded, StepReport)
 
 
-def changes_no_rule(state: CoordinatorState, event: CoordinatorEvent, counts: OpenCounts) -> bool:
+def needs_no_rules(state: CoordinatorState, event: CoordinatorEvent, counts: OpenCounts) -> bool:
     """Return whether the rules need not run at all for this event: if none applied before it, none applies after it.
 
-    Call this only if `may_wait` holds for the event. It is one of many messages that the members of a large round send
-    while it starts, succeeds or ends: none of them is the last that a rule waits for. To run the rules after each would
-    cost the square of the number of agents when the messages arrive one after the other.
+    Call this only if `rules_may_wait` holds for the event. It is one of many messages that the members of a large round
+    send while it starts, succeeds or ends: none of them is the last that a rule waits for. To run the rules after each
+    would cost the square of the number of agents when the messages arrive one after the other.
     """
     round_ = state.round
     if state.recovering_until is not None or state.outcome is not None or state.closed_reason:

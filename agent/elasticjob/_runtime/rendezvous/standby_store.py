@@ -20,7 +20,7 @@ from elasticjob._runtime.contract.messages import NO_STANDBY_STORE, StoreActive
 from elasticjob._runtime.contract.text import with_noun
 from elasticjob._runtime.rendezvous import node_ends
 from elasticjob._runtime.rendezvous.decision import RoundDecision
-from elasticjob._runtime.rendezvous.event_handlers.announcements import announce_agent
+from elasticjob._runtime.rendezvous.event_handlers.announcements import receive_announcement
 from elasticjob._runtime.rendezvous.state import RECOVERY_TIMEOUT, CoordinatorState, SendToAgent
 from elasticjob._runtime.rendezvous.store_recovery import count_newest_round
 
@@ -77,6 +77,6 @@ def _activate(state: CoordinatorState, reason: str, now: float) -> RoundDecision
     )
     decision = RoundDecision(active, tuple(SendToAgent(n.agent_id, StoreActive()) for n in agents), reason)
     for agent in agents:
-        decision = decision.then(replace(announce_agent(decision.state, agent, now), reason=""))
+        decision = decision.then(replace(receive_announcement(decision.state, agent, now), reason=""))
     ends = node_ends.known_ends(decision.state, decision.state.agents.values(), now)
     return replace(decision, effects=(*decision.effects, *ends))

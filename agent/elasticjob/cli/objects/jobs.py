@@ -18,13 +18,13 @@ def job_condition(job: KubeObject, kind: str) -> dict[str, Any]:
     return next((c for c in job_status(job).get("conditions") or [] if c.get("type") == kind), {})
 
 
-def holds(job: KubeObject, kind: str) -> bool:
+def is_true(job: KubeObject, kind: str) -> bool:
     """Return whether a condition of a job is True."""
     return bool(job_condition(job, kind).get("status") == "True")
 
 
 def has_finished(job: KubeObject) -> bool:
-    return holds(job, "Complete") or holds(job, "Failed")
+    return is_true(job, "Complete") or is_true(job, "Failed")
 
 
 def wanted_replicas(job: KubeObject) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from elasticjob.cli.cluster.connection import Cluster
 from elasticjob.cli.cluster.errors import GONE, ClusterError, NotReachableError, RefusedError
 from elasticjob.cli.cluster.resources import ELASTICJOBS, KubeObject
-from elasticjob.cli.objects.jobs import has_finished, holds, job_condition, job_status
+from elasticjob.cli.objects.jobs import has_finished, is_true, job_condition, job_status
 from elasticjob.cli.views.output import VerbOutput
 
 RETRY_AFTER_SECONDS = 1.0
@@ -56,7 +56,7 @@ def _versions(cluster: Cluster, name: str, deadline: float) -> Iterator[KubeObje
                     raise NotAsWantedError(f"{name} was deleted")
                 yield changed
         except NotReachableError:
-            time.sleep(RETRY_AFTER_SECONDS)  # the API server restarts; the deadline still holds
+            time.sleep(RETRY_AFTER_SECONDS)  # the API server restarts; the deadline still is_true
         except RefusedError as error:
             if error.status != GONE:
                 raise
@@ -64,8 +64,8 @@ def _versions(cluster: Cluster, name: str, deadline: float) -> Iterator[KubeObje
 
 def describe_job(job: KubeObject) -> str:
     """Return how far a job is in one line."""
-    kind = next((k for k in _TOLD if job_condition(job, k) and (k == "Suspended") == holds(job, "Suspended")), "")
-    if holds(job, "Running") and not holds(job, "Suspended"):
+    kind = next((k for k in _TOLD if job_condition(job, k) and (k == "Suspended") == is_true(job, "Suspended")), "")
+    if is_true(job, "Running") and not is_true(job, "Suspended"):
         kind = "FullyScaled"
     message = " ".join(str(job_condition(job, kind).get("message", "")).split()).removeprefix("starting: ")
     return f"{job_status(job).get('phase') or 'no status'}{': ' if message else ''}{message}"

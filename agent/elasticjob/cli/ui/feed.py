@@ -22,7 +22,7 @@ from elasticjob.cli.cluster.resources import (
     KubeObject,
     KubeObjects,
 )
-from elasticjob.cli.objects.jobs import has_finished, holds, job_status
+from elasticjob.cli.objects.jobs import has_finished, is_true, job_status
 from elasticjob.cli.objects.pods import in_order, is_active, pod_name, pods_selector
 from elasticjob.cli.ui.progress_samples import ProgressSamples
 from elasticjob.cli.ui.recent import BusyError, RecentValues
@@ -140,7 +140,7 @@ class JobFeed:
         metrics = read(POD_METRICS, pods_selector(name), seconds=LATER) if active else []
         usage = usage_view(job, active, metrics, ranks)
         # Only what keeps pods away is explained by Nodes and quotas, of which a cluster may have many.
-        whole = has_finished(job) or (holds(job, "Running") and holds(job, "FullyScaled"))
+        whole = has_finished(job) or (is_true(job, "Running") and is_true(job, "FullyScaled"))
         queued = bool(job["metadata"].get("labels", {}).get("kueue.x-k8s.io/queue-name"))
         seen = Circumstances(
             job, now, pods, events, [] if whole else read(NODE_LIST, seconds=LATER),

@@ -13,7 +13,7 @@ from itertools import zip_longest
 from typing import Any
 
 from elasticjob.cli.cluster.resources import KubeObject
-from elasticjob.cli.objects.jobs import has_finished, holds, job_condition, job_status
+from elasticjob.cli.objects.jobs import has_finished, is_true, job_condition, job_status
 from elasticjob.cli.views.output import without_empty
 from elasticjob.cli.views.times import parse_time
 
@@ -66,7 +66,7 @@ def formed_rounds(job: KubeObject, events: Sequence[Mapping[str, Any]], seen: Ro
     found |= seen
     status = job_status(job)
     number, last = int(status.get("rendezvousRound") or 0), parse_time(status.get("lastRendezvousTime"))
-    if number and last is not None and holds(job, "Running"):
+    if number and last is not None and is_true(job, "Running"):
         found[number] = FormedRound(number, last, int(status.get("active") or 0), int(status.get("worldSize") or 0))
     return {number: found[number] for number in sorted(found)[-MOST_ROUNDS:]}
 
@@ -110,7 +110,7 @@ def _rounds(
         limit = until if until is not None and following else (now if until is None else until) + _SLACK
         own = [(time, failure) for time, failure in left if formed.start - _SLACK <= time <= limit]
         left = [(time, failure) for time, failure in left if time > limit]  # each fault ends one round
-        if own and until is not None and (following is not None or not holds(job, "Complete")):
+        if own and until is not None and (following is not None or not is_true(job, "Complete")):
             time, fault = own[0]
             end, how, cause = min(until, max(time, formed.start)), "fault", _short(fault)
         elif until is None:

@@ -8,7 +8,7 @@ from elasticjob._runtime.contract.names import Label, Role
 from elasticjob.cli.cluster.connection import Cluster
 from elasticjob.cli.cluster.errors import ClusterError, RefusedError
 from elasticjob.cli.cluster.resources import POD_LIST
-from elasticjob.cli.objects.jobs import holds
+from elasticjob.cli.objects.jobs import is_true
 from elasticjob.cli.objects.waiting import NotAsWantedError, wait_for_job
 from elasticjob.cli.views.output import VerbOutput
 
@@ -40,7 +40,7 @@ def drain_pod(cluster: Cluster, output: VerbOutput, name: str, *, force: bool, w
         _wait_until_gone(cluster, name, deadline, wait_seconds)
         what = f"{job} trains at full size without {name}"
         left = max(0.1, deadline - time.monotonic())
-        wait_for_job(cluster, output, job, lambda j: holds(j, "FullyScaled"), what=what, seconds=left)
+        wait_for_job(cluster, output, job, lambda j: is_true(j, "FullyScaled"), what=what, seconds=left)
         output.line(what)
     return 0
 

@@ -6,7 +6,7 @@ from elasticjob._runtime.contract.text import with_noun
 from elasticjob.cli.cluster.connection import Cluster
 from elasticjob.cli.cluster.errors import ClusterError, RefusedError
 from elasticjob.cli.cluster.resources import ELASTICJOBS, KubeObject
-from elasticjob.cli.objects.jobs import has_finished, holds, job_status, size_bounds, wanted_replicas
+from elasticjob.cli.objects.jobs import has_finished, is_true, job_status, size_bounds, wanted_replicas
 from elasticjob.cli.objects.waiting import wait_for_job
 from elasticjob.cli.views.output import VerbOutput
 
@@ -26,7 +26,7 @@ def scale_job(cluster: Cluster, output: VerbOutput, name: str, replicas: int, wa
         output.line(f"{name} is suspended: the new size counts once it runs (elasticjob resume {name})")
     elif wait_seconds is not None:
         what = f"{with_noun(replicas, 'worker pod')} of {name} train"
-        wait_for_job(cluster, output, name, lambda j: holds(j, "FullyScaled"), what=what, seconds=wait_seconds)
+        wait_for_job(cluster, output, name, lambda j: is_true(j, "FullyScaled"), what=what, seconds=wait_seconds)
         output.line(what)
     return 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from elasticjob.cli.cluster.connection import Cluster
 from elasticjob.cli.cluster.errors import ClusterError
 from elasticjob.cli.cluster.resources import ELASTICJOBS, KubeObject
-from elasticjob.cli.objects.jobs import has_finished, holds, job_status
+from elasticjob.cli.objects.jobs import has_finished, is_true, job_status
 from elasticjob.cli.objects.waiting import wait_for_job
 from elasticjob.cli.views.output import VerbOutput
 
@@ -27,7 +27,7 @@ def resume_job(cluster: Cluster, output: VerbOutput, name: str, wait_seconds: fl
     output.line(f"{name} was not suspended" if already else f"{name} is resumed: its next execution begins")
     if wait_seconds is not None:
         what = f"{name} trains"
-        wait_for_job(cluster, output, name, lambda job: holds(job, "Running"), what=what, seconds=wait_seconds)
+        wait_for_job(cluster, output, name, lambda job: is_true(job, "Running"), what=what, seconds=wait_seconds)
         output.line(what)
     return 0
 
@@ -35,7 +35,7 @@ def resume_job(cluster: Cluster, output: VerbOutput, name: str, wait_seconds: fl
 def is_completely_suspended(job: KubeObject) -> bool:
     """Return whether the job is suspended and all its worker pods have ended. Pure."""
     status = job_status(job)
-    return holds(job, "Suspended") and not status.get("replicas") and not status.get("terminating")
+    return is_true(job, "Suspended") and not status.get("replicas") and not status.get("terminating")
 
 
 def _set_suspend(cluster: Cluster, name: str, suspend: bool) -> bool:

@@ -9,11 +9,11 @@ from typing import Any
 from transformers.trainer_callback import ExportableState
 
 ADVICE = (
-    "to keep it, derive the callback from transformers.trainer_callback.ExportableState too, with a method state() as "
+    "to save it, derive the callback from transformers.trainer_callback.ExportableState too, with a method state() as "
     "EarlyStoppingCallback has; or create the callback in the function"
 )
 
-_KEPT_FIELDS = (
+_SAVED_FIELDS = (
     "epoch",
     "num_input_tokens_seen",
     "total_flos",
@@ -31,7 +31,7 @@ class TrainerFields:
     """
 
     def __init__(self) -> None:
-        self.of: Any = None
+        self.trainer_state: Any = None
         """The TrainerState of this round."""
         self.stopped = False
         """Whether a callback has ended the training (`control.should_training_stop`)."""
@@ -43,10 +43,10 @@ class TrainerFields:
 
         Its other fields, such as max_steps, are not restored because they depend on the round.
         """
-        self.of, self._callbacks = state, callbacks
+        self.trainer_state, self._callbacks = state, callbacks
 
     def state_dict(self) -> dict[str, Any]:
-        fields = {name: getattr(self.of, name) for name in _KEPT_FIELDS if name != "log_history"}
+        fields = {name: getattr(self.trainer_state, name) for name in _SAVED_FIELDS if name != "log_history"}
         return {
             "fields": json.dumps(fields),
             "log_history": self._log_history(),
@@ -56,9 +56,9 @@ class TrainerFields:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for name, value in json.loads(state["fields"]).items():
-            setattr(self.of, name, value)
-        self.of.log_history = json.loads(state["log_history"])
-        self._encoded = (len(self.of.log_history), state["log_history"])
+            setattr(self.trainer_state, name, value)
+        self.trainer_state.log_history = json.loads(state["log_history"])
+        self._encoded = (len(self.trainer_state.log_history), state["log_history"])
         self.stopped = state["stopped"]
         exported = json.loads(state["callbacks"])
         for name, callback in self._exporting():
@@ -73,7 +73,7 @@ class TrainerFields:
 
     def _log_history(self) -> str:
         """Return the logs as JSON, encoded again only when they have grown."""
-        logs = self.of.log_history
+        logs = self.trainer_state.log_history
         if len(logs) != self._encoded[0]:
             self._encoded = (len(logs), json.dumps(logs))
         return self._encoded[1]

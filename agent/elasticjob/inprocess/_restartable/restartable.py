@@ -36,7 +36,7 @@ from elasticjob._runtime.contract.restart_messages import (
 from elasticjob.inprocess._groups.nccl_environment import survive_nccl_errors
 from elasticjob.inprocess._groups.process_groups import ProcessGroups, collect_garbage
 from elasticjob.inprocess._restartable.agent_channel import AgentChannel
-from elasticjob.inprocess._restartable.state_keeper import StateKeeper, seconds_before_copy
+from elasticjob.inprocess._restartable.state_copier import StateCopier, seconds_before_copy
 from elasticjob.inprocess._restartable.timeout_guard import TimeoutGuard
 from elasticjob.inprocess._restartable.warm_up import warm_up
 from elasticjob.inprocess._threads.interruption import Interrupter, RankShouldRestart
@@ -145,8 +145,8 @@ class RestartableCall:
         self._round = RoundId.parse(os.environ[Env.ROUND])
         self._interrupter = Interrupter()
         self._groups = ProcessGroups()
-        self._keeper = StateKeeper(
-            self._keep_state,
+        self._copier = StateCopier(
+            self._copy_state_for_agent,
             changes=lambda: guard.inside,
             aborts=lambda: self._groups.aborting,
             seconds=seconds_before_copy(os.environ),
@@ -171,7 +171,7 @@ class RestartableCall:
             self._await_round(_Ended())
         while True:
             ended = self._call(function)
-            self._keeper.wait()
+            self._copier.wait()
             if not isinstance(ended, _Ended):
                 return ended[0]
             rank_random_states.note_interruption()
@@ -197,17 +197,17 @@ class RestartableCall:
         self._channel.send(Parked(self._round, ended.at_last_step))
         message = self._messages.get()
         if not isinstance(message, CallAgain):
-            self._keep_state()
+            self._copy_state_for_agent()
             self._channel.send(Kept())
             if isinstance(message, End) and message.at_once:
                 os._exit(0)
             raise ended.error or Stopped(0)
         self._enter_round(message)
 
-    def _keep_state(self) -> None:
+    def _copy_state_for_agent(self) -> None:
         """Let the agent save what this process has trained. An error must not hide why the process ends."""
         try:
-            progress_channel.keep_state()
+            progress_channel.copy_state()
         except Exception:
             traceback.print_exc()
 
@@ -273,7 +273,7 @@ class RestartableCall:
     def _act_on(self, message: AgentToWorker) -> None:
         match message:
             case Interrupt():
-                self._keeper.begin()
+                self._copier.begin()
                 self._interrupter.interrupt(self._groups.break_collectives, self._still_inside, self._await_peers)
             case BreakCollectives(round_id):
                 if round_id == self._round:
@@ -291,13 +291,13 @@ class RestartableCall:
             if (message := self._channel.receive()) is None:
                 return not self._closed
             self._act_on(message)
-        self._keeper.begin()  # the device could not be waited for until now
+        self._copier.begin()  # the device could not be waited for until now
         return True
 
     def _still_inside(self) -> None:
         """In the monitor's thread: the main thread has not left its function, and the agent may kill this process."""
         self._end_if_lost()
-        if self._keeper.keep_if_due() and self._groups.break_formation():
+        if self._copier.begin_if_due() and self._groups.break_formation():
             os.write(2, b"elasticjob: shut down the connections that were opened since the last group was created\n")
 
     def _end_if_lost(self) -> None:
@@ -312,7 +312,7 @@ class RestartableCall:
             pid = os.getpid()
             text = f"elasticjob: gloo has lost an operation of the round that ends: a new process replaces {pid}\n"
             os.write(2, text.encode())
-            self._keep_state()
+            self._copy_state_for_agent()
             os.kill(pid, signal.SIGKILL)
 
 

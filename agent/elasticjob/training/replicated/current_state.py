@@ -27,8 +27,8 @@ class StateInternals:
     writer: CopyWriter
     background: BackgroundCopy
     sequence: CommitSequence
-    keep_live: Callable[[], None]
-    """Copies the live objects when the process ends."""
+    copy_live: Callable[[], None]
+    """Called when the process ends."""
     end_round: Callable[[], None]
     """Keeps the state at the last step of a planned end."""
 
@@ -53,12 +53,12 @@ class CurrentState:
             replaced.live.stop_watching()
         self._state = weakref.ref(state)
         self._internals(state).live.watch()
-        progress_channel.at_process_end(self._keep_live)
+        progress_channel.at_process_end(self._copy_live)
         progress_channel.on_stop_once(self._end_round)
 
-    def _keep_live(self) -> None:
+    def _copy_live(self) -> None:
         if (state := self.get()) is not None:
-            self._internals(state).keep_live()
+            self._internals(state).copy_live()
 
     def _end_round(self) -> None:
         if (state := self.get()) is not None:

@@ -51,14 +51,14 @@ class RankRandomStates:
             version, self._own = NO_VERSION, random_states.to_plain(random_states.capture())
         return version, tuple(random_states.digests(self._own))
 
-    def keep(self, version: Version, captured: Mapping[str, Any], complete: Version) -> None:
+    def store(self, version: Version, captured: Mapping[str, Any], complete: Version) -> None:
         """Write the states of this commit to the pod's memory: a new process of this rank continues with them.
 
         `complete`: the version of the pod's newest copy. It is what a new process loads if this commit is never
         completed.
         """
         if captured:
-            self._memory.write(version, json.dumps(random_states.to_plain(captured)).encode(), keep=complete)
+            self._memory.write(version, json.dumps(random_states.to_plain(captured)).encode(), protected=complete)
 
     def shared(self, captured: Mapping[str, Any]) -> dict[str, Any]:
         """Return what a block records for ranks without states of their own."""

@@ -117,10 +117,10 @@ class State:
         self._random = RankRandomStates(RankMemory(own, local_rank)) if random_states else None
         self._objects, values = split_parts(parts, dir(self))
         self._values = tuple(values)
-        self._frozen = FrozenParameters(self._objects, keep=frozen_parameters)
+        self._frozen = FrozenParameters(self._objects, save_frozen=frozen_parameters)
         self.__dict__.update(values)
         self._packed()
-        self._live = LiveState(self._objects, keep_random_states=random_states)
+        self._live = LiveState(self._objects, save_random_states=random_states)
         self._background = BackgroundCopy()
         self._live.before_change = self._background.wait
         self._writer = CopyWriter(self._copies, self._background)
@@ -260,7 +260,7 @@ class State:
             self._live.has_progress = True
             self._live.capture(self._plain_values(), structure=True)
         if self._random is not None:
-            self._random.keep(self._version, self._live.random_states, self._copies.newest()[1].version)
+            self._random.store(self._version, self._live.random_states, self._copies.newest()[1].version)
 
     def _end_round(self) -> None:
         """At the last step of a planned end: keep the state for the next round, in the objects if they stay."""
@@ -270,7 +270,7 @@ class State:
             self._background.wait_ignoring_errors()  # this commit replaces one that has failed
             self.commit()
 
-    def _keep_live(self) -> None:
+    def _copy_live(self) -> None:
         """Copy the live objects to the pod's memory, if they are complete and newer than what is there.
 
         The process ends, and a step may have been interrupted in it: what that step has changed is undone first.
@@ -285,7 +285,7 @@ class State:
         if self._copies.is_writer:
             self._writer.write(self._packed_state(self._packed()))
         if self._random is not None:
-            self._random.keep(self._version, self._live.random_states, self._copies.newest()[1].version)
+            self._random.store(self._version, self._live.random_states, self._copies.newest()[1].version)
 
     # ---- what this rank has --------------------------------------------------------------------------------------
 
@@ -394,7 +394,7 @@ def internals(state: State) -> StateInternals:
         writer=state._writer,
         background=state._background,
         sequence=state._sequence,
-        keep_live=state._keep_live,
+        copy_live=state._copy_live,
         end_round=state._end_round,
     )
 

@@ -31,13 +31,13 @@ _EXIT_TIMEOUT = 2.0
 class ShardCopier:
     """The thread of one round."""
 
-    def __init__(self, group: ShardGroup, holders: list[int], peers: ShardBuffers, kept: Version) -> None:
-        """`holders`: result of `copy_holders`. `kept`: the version that all ranks have, which is not overwritten."""
+    def __init__(self, group: ShardGroup, holders: list[int], peers: ShardBuffers, complete_version: Version) -> None:
+        """`holders`: result of `copy_holders`. `complete_version`: see the attribute; it is not overwritten."""
         self._group = group
         self._target = holders[group.rank] if holders else -1
         self._source = holders.index(group.rank) if holders else -1
         self._peers = peers
-        self.kept = kept
+        self.complete_version = complete_version
         """The newest version of which all shards and their copies exist."""
         self._error: BaseException | None = None
         self._jobs: queue.SimpleQueue[tuple[BlockHeader, Any] | None] = queue.SimpleQueue()
@@ -77,7 +77,7 @@ class ShardCopier:
         while (job := self._jobs.get()) is not None and self._error is None:
             try:
                 self._copy(*job)
-                self.kept = job[0].version
+                self.complete_version = job[0].version
             except Exception as error:  # of a lost rank: raised in the next commit
                 self._error = error
             finally:
@@ -101,7 +101,7 @@ class ShardCopier:
         for work in works:
             work.wait()
         received = BlockHeader(*announced.tolist())
-        buffer = self._peers.free_buffer(self.kept)
+        buffer = self._peers.free_buffer(self.complete_version)
         memory = self._peers.begin(buffer, received.size)
         works = group.send(memoryview(view)[HEADER_SIZE:], self._target)
         works += group.receive(memoryview(memory)[HEADER_SIZE:], self._source)

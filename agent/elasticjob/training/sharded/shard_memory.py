@@ -41,10 +41,10 @@ class ShardBuffers:
         self.descriptors = tuple(descriptors)
         self._views: list[mmap.mmap | None] = [None] * len(self.descriptors)
 
-    def free_buffer(self, kept: Version) -> int:
+    def free_buffer(self, protected: Version) -> int:
         """Return the buffer that may be written: not the one with the version that all ranks have, else the older."""
         versions = [state_block.read_header(descriptor).version for descriptor in self.descriptors]
-        return min(range(BUFFERS), key=lambda buffer: (versions[buffer] == kept, versions[buffer]))
+        return min(range(BUFFERS), key=lambda buffer: (versions[buffer] == protected, versions[buffer]))
 
     def begin(self, buffer: int, size: int) -> mmap.mmap:
         """Return the memory for a block of `size` bytes; there is no block in the buffer until `finish`."""

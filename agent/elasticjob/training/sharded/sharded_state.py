@@ -99,7 +99,7 @@ class ShardedState:
             text = "only State has it; write files with torch.distributed.checkpoint"
             raise TypeError(f"ShardedState({wrong}=...): {text}")
         self._step = checked_step(step)
-        self._keep_random_states = random_states
+        self._save_random_states = random_states
         self._seed = torch.initial_seed()
         self._sequence = CommitSequence()
         self._committed: Version = NO_VERSION
@@ -177,7 +177,7 @@ class ShardedState:
             self._layout = ShardLayout(tensors, self._parts.state_names())
         self._sequence.advance()
         self._copier.wait()
-        header, view = self._write(self._layout, packed, self._copier.kept)
+        header, view = self._write(self._layout, packed, self._copier.complete_version)
         self._committed = self._sequence.number, self._step
         self._copier.begin(header, view)
 
@@ -190,11 +190,11 @@ class ShardedState:
         check_values(values, "ShardedState")
         return PackedTree(objects, {"step": self._step, **self._parts.settings(), **values}, "ShardedState")
 
-    def _write(self, layout: ShardLayout, packed: PackedTree, kept: Version) -> tuple[BlockHeader, Any]:
+    def _write(self, layout: ShardLayout, packed: PackedTree, protected: Version) -> tuple[BlockHeader, Any]:
         text = self._text(layout, packed)
         start = data_start(len(text))
         header = BlockHeader(self._sequence.number, self._step, len(text), start + layout.size + packed.size)
-        buffer = self._own.free_buffer(kept)
+        buffer = self._own.free_buffer(protected)
         view = self._own.begin(buffer, header.size)
         view[HEADER_SIZE : HEADER_SIZE + len(text)] = text
         if layout.sources:
@@ -206,7 +206,7 @@ class ShardedState:
 
     def _text(self, layout: ShardLayout, packed: PackedTree) -> bytes:
         """Return the JSON of a block."""
-        kept = random_states.to_plain(random_states.capture()) if self._keep_random_states else None
+        kept = random_states.to_plain(random_states.capture()) if self._save_random_states else None
         plain = ShardEntry(PLAIN_TENSORS, "uint8", [packed.size], [0], [packed.size], layout.size, False, True)
         others = {
             "shard": self._shard,
@@ -253,7 +253,7 @@ class ShardedState:
         own = {name: values[name] for name in self._values if name in values}
         self.__dict__.update(on_device_of(own, self.__dict__))
         self._seed = reader.contents[0]["seed"]
-        if self._keep_random_states and reader.contents[0]["random"] is not None:
+        if self._save_random_states and reader.contents[0]["random"] is not None:
             saved = [content["random"] for content in reader.contents]
             restore_random_states(saved, self._seed, group.rank, version)
 

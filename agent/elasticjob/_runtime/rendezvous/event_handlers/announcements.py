@@ -39,7 +39,7 @@ from elasticjob._runtime.rendezvous.state import (
 )
 
 
-def announce_agent(state: CoordinatorState, agent: KnownAgent, now: float) -> RoundDecision:
+def receive_announcement(state: CoordinatorState, agent: KnownAgent, now: float) -> RoundDecision:
     """Return the state with an agent that has announced itself, and the answer to it."""
     agent_id = agent.agent_id
     if state.outcome is not None:
@@ -48,16 +48,16 @@ def announce_agent(state: CoordinatorState, agent: KnownAgent, now: float) -> Ro
         return RoundDecision(set_agent(state, agent), (SendToAgent(agent_id, finish),), reason)
     if announces_unknown_round(state, agent.membership) and (state.round is None or state.round.ending is not None):
         resumed = _resume_recovery(state, now)
-        return resumed.then(announce_agent(resumed.state, agent, now))
+        return resumed.then(receive_announcement(resumed.state, agent, now))
     other = agent_with_same_index(state, agent)
-    if superseded(state, agent) and not _must_stop(state, agent):
+    if superseded(state, agent) and not _runs_workers(state, agent):
         finish = Finish(Outcome.SUPERSEDED, "Superseded", f"a newer pod has index {agent.index}")
         reason = f"{agent.pod} is superseded: a newer pod has index {agent.index}"
         return RoundDecision(state, (SendToAgent(agent_id, finish),), reason)
     closed = (SendToAgent(agent_id, Closed(state.closed_reason)),) if state.closed_reason else ()
-    displaced = other if other is not None and not _stays(state, other, agent) else None
+    displaced = other if other is not None and not _keeps_its_index(state, other, agent) else None
     state = _remove_agent(state, displaced)
-    answer = RoundDecision(state, (*_displaced(displaced), *closed))
+    answer = RoundDecision(state, (*_finish_displaced(displaced), *closed))
     if state.recovering_until is not None:
         if not state.agents:
             state = replace(state, recovering_until=now + RECOVERY_TIMEOUT)
@@ -78,24 +78,24 @@ def _resume_recovery(state: CoordinatorState, now: float) -> RoundDecision:
     return replace(decision, state=store_recovery.resume_recovery(decision.state, now))
 
 
-def _stays(state: CoordinatorState, other: KnownAgent, agent: KnownAgent) -> bool:
+def _keeps_its_index(state: CoordinatorState, other: KnownAgent, agent: KnownAgent) -> bool:
     """Return whether `other` stays known although `agent` announces the same index.
 
     A newer agent stays. An older one stays too while it has workers: its pod is being deleted, and its workers have
     time to save. The end of the round waits for it as for every member that leaves.
     """
     newer = other.incarnation > agent.incarnation
-    return newer or (other.incarnation < agent.incarnation and _must_stop(state, other))
+    return newer or (other.incarnation < agent.incarnation and _runs_workers(state, other))
 
 
-def _must_stop(state: CoordinatorState, agent: KnownAgent) -> bool:
+def _runs_workers(state: CoordinatorState, agent: KnownAgent) -> bool:
     """Return whether the agent runs workers of the current round, or of a round that this store may restore."""
     if state.recovering_until is None:
         return may_run_workers(state, agent)
     return agent.membership is not None and agent.membership.state is not MemberState.STOPPED
 
 
-def _displaced(agent: KnownAgent | None) -> tuple[SendToAgent, ...]:
+def _finish_displaced(agent: KnownAgent | None) -> tuple[SendToAgent, ...]:
     """Return the last message to an agent whose index another one took: otherwise it would wait forever."""
     if agent is None or agent.disconnected_at is not None:
         return ()
@@ -103,7 +103,7 @@ def _displaced(agent: KnownAgent | None) -> tuple[SendToAgent, ...]:
     return (SendToAgent(agent.agent_id, Finish(Outcome.SUPERSEDED, "Superseded", why)),)
 
 
-def announced_agent(state: CoordinatorState, agent_id: str, announce: Announce, now: float) -> KnownAgent:
+def agent_from_announcement(state: CoordinatorState, agent_id: str, announce: Announce, now: float) -> KnownAgent:
     """Return the agent that an `Announce` describes, with what this store knows of it from earlier connections."""
     known = state.agents.get(agent_id)
     index = announce.index

@@ -15,7 +15,7 @@ from elasticjob._runtime.contract.messages import (
 from elasticjob._runtime.rendezvous import node_ends
 from elasticjob._runtime.rendezvous.decision import RoundDecision
 from elasticjob._runtime.rendezvous.event_handlers.agent_messages import apply_agent_message
-from elasticjob._runtime.rendezvous.event_handlers.announcements import announce_agent, announced_agent
+from elasticjob._runtime.rendezvous.event_handlers.announcements import agent_from_announcement, receive_announcement
 from elasticjob._runtime.rendezvous.event_handlers.operator_views import apply_operator_view, changed_standby_store
 from elasticjob._runtime.rendezvous.event_handlers.standbys import (
     stand_by,
@@ -51,7 +51,9 @@ def apply_event(state: CoordinatorState, event: CoordinatorEvent, now: float) ->
         return _apply_to_standby_store(state, event, now)
     if isinstance(event, AgentMessage):
         if isinstance(event.message, Announce):
-            announced = announce_agent(state, announced_agent(state, event.agent_id, event.message, now), now)
+            announced = receive_announcement(
+                state, agent_from_announcement(state, event.agent_id, event.message, now), now
+            )
             return _with_node_end(_with_messages_about_stores(announced, event.agent_id), event.agent_id, now)
         if isinstance(event.message, Close):
             return _apply_close(state, event.agent_id, event.message)
@@ -93,7 +95,7 @@ def _apply_to_standby_store(state: CoordinatorState, event: CoordinatorEvent, no
     if not isinstance(event, AgentMessage) or isinstance(event.message, (Close, QueryClosed)):
         return RoundDecision(state)
     if isinstance(event.message, Announce):
-        agent = announced_agent(state, event.agent_id, event.message, now)
+        agent = agent_from_announcement(state, event.agent_id, event.message, now)
         return RoundDecision(set_agent(state, agent), reason=f"{agent.pod} announced itself at this standby store")
     known = state.agents.get(event.agent_id)
     return RoundDecision(state if known is None else apply_agent_message(state, known, event.message, now))

@@ -20,7 +20,7 @@ from dataclasses import replace
 from elasticjob._runtime.contract.messages import Announce, MemberState
 from elasticjob._runtime.rendezvous import standby_store, store_recovery
 from elasticjob._runtime.rendezvous.decision import RoundDecision, Rule, join_reasons
-from elasticjob._runtime.rendezvous.event_batch import Settled, changes_no_rule, count_open, follow, may_wait
+from elasticjob._runtime.rendezvous.event_batch import Settled, count_open, follow, needs_no_rules, rules_may_wait
 from elasticjob._runtime.rendezvous.event_handlers.apply_event import apply_event
 from elasticjob._runtime.rendezvous.observations import stalls
 from elasticjob._runtime.rendezvous.rounds.ends import planned_end
@@ -89,16 +89,16 @@ class _Batch:
         self._counts = self._settled.counts if self._settled else None
         """Of the present state, once they are needed; None after the rules have run."""
         self._first = self._rules_wait = self._settled is None
-        self._may_join = False
+        self._has_possible_joins = False
         """Whether agents may join because of events since the rules ran: some that are not `AgentDisconnected`."""
 
     def apply(self, event: CoordinatorEvent) -> None:
-        waits = self._may_wait(event)
-        if self._rules_wait and not self._first and not (waits and self._keeps_joiners(event)):
+        waits = self._rules_may_wait(event)
+        if self._rules_wait and not self._first and not (waits and self._is_independent_of_joins(event)):
             self._apply_rules()
         if isinstance(event, AgentMessage) and isinstance(event.message, Announce):
             self._drop_effects_of_old_link(event.agent_id)
-        quiet = waits and self._counts is not None and changes_no_rule(self._state, event, self._counts)
+        quiet = waits and self._counts is not None and needs_no_rules(self._state, event, self._counts)
         applied = apply_event(self._state, event, self._now)
         if waits and self._counts is not None and isinstance(event, (AgentMessage, AgentDisconnected)):
             self._counts = follow(self._counts, self._state, applied.state, event.agent_id)
@@ -106,26 +106,26 @@ class _Batch:
         self._send(applied.effects)
         self._reasons += [applied.reason] if applied.reason else []
         self._first, self._rules_wait = False, self._rules_wait or not quiet
-        self._may_join = self._may_join or not isinstance(event, AgentDisconnected)
+        self._has_possible_joins = self._has_possible_joins or not isinstance(event, AgentDisconnected)
         if not waits:
             self._apply_rules()
 
-    def _may_wait(self, event: CoordinatorEvent) -> bool:
+    def _rules_may_wait(self, event: CoordinatorEvent) -> bool:
         """Return whether the rules need not run around this event. After the first one a deadline may have passed."""
         if self._first:
             return False
         if self._counts is None:
             self._counts = count_open(self._state)
-        return may_wait(self._state, event, self._counts, self._now)
+        return rules_may_wait(self._state, event, self._counts, self._now)
 
-    def _keeps_joiners(self, event: CoordinatorEvent) -> bool:
+    def _is_independent_of_joins(self, event: CoordinatorEvent) -> bool:
         """Return False if an agent of the batch may have joined a running round, and this is a disconnect.
 
         Whether joining agents end a running round depends on which pods are missing. The disconnect would change that
         answer, so the rules must run between the two.
         """
         running = self._state.round is not None and self._state.round.ending is None
-        return not (running and self._may_join and isinstance(event, AgentDisconnected))
+        return not (running and self._has_possible_joins and isinstance(event, AgentDisconnected))
 
     def _send(self, effects: tuple[SendToAgent, ...]) -> None:
         self._effects += effects
@@ -138,7 +138,7 @@ class _Batch:
 
     def _apply_rules(self) -> None:
         ruled = apply_rules(self._state, self._now)
-        self._state, self._counts, self._rules_wait, self._may_join = ruled.state, None, False, False
+        self._state, self._counts, self._rules_wait, self._has_possible_joins = ruled.state, None, False, False
         self._settled = None
         self._send(ruled.effects)
         self._rule_reasons += [ruled.reason] if ruled.reason else []

@@ -17,7 +17,7 @@ from elasticjob._runtime.contract.shipped_code import ARCHIVE, CODE_SHA256, code
 from elasticjob.cli.cluster.connection import Cluster
 from elasticjob.cli.cluster.errors import ClusterError, RefusedError
 from elasticjob.cli.cluster.resources import CONFIG_MAPS, ELASTICJOBS, POD_LIST, KubeObject
-from elasticjob.cli.objects.jobs import has_finished, holds, job_status
+from elasticjob.cli.objects.jobs import has_finished, is_true, job_status
 from elasticjob.cli.objects.pods import is_active, pod_name, pods_selector
 from elasticjob.cli.objects.waiting import wait_for_job
 from elasticjob.cli.shipping.archive import CodeArchive
@@ -44,7 +44,7 @@ def update_code(
     if _digest_of(cluster.get(CONFIG_MAPS, code_config_map(name))) != archive.digest:
         raise ClusterError(f"another update of {name} came at the same time: run this one again")
     output.line(f"{name} gets new code: {archive.summary()}")
-    if wait_seconds is not None and not holds(job, "Suspended"):
+    if wait_seconds is not None and not is_true(job, "Suspended"):
         before = int(job_status(job).get("rendezvousRound", 0))
         what = f"{name} trains with the new code"
         wait_for_job(cluster, output, name, lambda now: _trains_after(now, before), what=what, seconds=wait_seconds)
@@ -64,7 +64,7 @@ def _digest_of(found: KubeObject) -> str:
 
 
 def _trains_after(job: KubeObject, before: int) -> bool:
-    return holds(job, "Running") and int(job_status(job).get("rendezvousRound", 0)) > before
+    return is_true(job, "Running") and int(job_status(job).get("rendezvousRound", 0)) > before
 
 
 def _hurry_kubelets(cluster: Cluster, output: VerbOutput, name: str, annotation: KubeObject) -> None:

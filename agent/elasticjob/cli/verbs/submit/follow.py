@@ -11,7 +11,7 @@ from elasticjob._runtime.contract.names import Env, Role
 from elasticjob.cli.cluster.connection import Cluster
 from elasticjob.cli.cluster.errors import ClusterError, RefusedError
 from elasticjob.cli.cluster.resources import ELASTICJOBS, KubeObject
-from elasticjob.cli.objects.jobs import has_finished, holds, job_condition, job_status
+from elasticjob.cli.objects.jobs import has_finished, is_true, job_condition, job_status
 from elasticjob.cli.objects.pods import container_env, pods_selector
 from elasticjob.cli.objects.waiting import describe_job
 from elasticjob.cli.verbs.logs.log_lines import LogChoice, PodLines
@@ -124,7 +124,7 @@ def _result(output: VerbOutput, name: str, job: KubeObject | None) -> int:
     if job is None:
         output.note(f"{name} was deleted")
         return 1
-    if holds(job, "Complete"):
+    if is_true(job, "Complete"):
         output.note(f"{name} has succeeded")
         return 0
     message = " ".join(str(job_condition(job, "Failed").get("message", "")).split())

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from elasticjob._runtime.contract.messages import FailureClass
 from elasticjob._runtime.contract.names import Label
-from elasticjob.cli.objects.jobs import holds, job_condition, job_status, wanted_replicas
+from elasticjob.cli.objects.jobs import is_true, job_condition, job_status, wanted_replicas
 from elasticjob.cli.verbs.explain import advice, explanations
 from elasticjob.cli.verbs.why.circumstances import Circumstances, Finding, finding
 from elasticjob.cli.verbs.why.pod_problems import pod_problems
@@ -31,14 +31,20 @@ def likely_causes(seen: Circumstances) -> list[Finding]:
     ended = list(_ended(seen))
     if ended:
         return ended
-    return [*_not_reconciled(seen), *_suspended(seen), *_not_running(seen), *_not_at_full_size(seen), *_slow(seen)]
+    return [
+        *_not_reconciled(seen),
+        *_suspended(seen),
+        *_not_running(seen),
+        *_not_at_full_size(seen),
+        *_slow_or_at_risk(seen),
+    ]
 
 
 def _ended(seen: Circumstances) -> Iterator[Finding]:
-    if holds(seen.job, "Complete"):
+    if is_true(seen.job, "Complete"):
         yield finding("the job has ended, and succeeded", seen.message("Complete"))
-    elif holds(seen.job, "Failed") or holds(seen.job, "FailureTarget"):
-        kind = "Failed" if holds(seen.job, "Failed") else "FailureTarget"
+    elif is_true(seen.job, "Failed") or is_true(seen.job, "FailureTarget"):
+        kind = "Failed" if is_true(seen.job, "Failed") else "FailureTarget"
         reason = str(job_condition(seen.job, kind).get("reason", ""))
         failure = job_status(seen.job).get("lastFailure") or {}
         meaning = advice(str(failure.get("class", ""))).replace("JOB", seen.name)
@@ -85,7 +91,7 @@ def _not_reconciled(seen: Circumstances) -> Iterator[Finding]:
                 "no operator has seen the job: it is not installed, does not run, or does not watch this namespace", "",
                 "kubectl -n elasticjob-system get deployment elasticjob; then the chart's value watchNamespaces",
             )  # fmt: skip
-    if holds(seen.job, "ReconcileFailed"):
+    if is_true(seen.job, "ReconcileFailed"):
         reason = job_condition(seen.job, "ReconcileFailed").get("reason", "")
         yield finding(
             f"the operator cannot go on with this job ({reason}); a round that trains is not affected",
@@ -97,7 +103,7 @@ def _not_reconciled(seen: Circumstances) -> Iterator[Finding]:
 
 
 def _suspended(seen: Circumstances) -> Iterator[Finding]:
-    if not holds(seen.job, "Suspended"):
+    if not is_true(seen.job, "Suspended"):
         return
     reason = job_condition(seen.job, "Suspended").get("reason")
     if reason == "SuspendedByUser":
@@ -107,14 +113,14 @@ def _suspended(seen: Circumstances) -> Iterator[Finding]:
     elif reason == "SuspendedByQueue":
         queue = seen.job["metadata"].get("labels", {}).get("kueue.x-k8s.io/queue-name", "")
         yield finding(
-            f"the queue {queue} has not admitted the job", f"{seen.message('Suspended')} {_queue_says(seen)}",
+            f"the queue {queue} has not admitted the job", f"{seen.message('Suspended')} {_queue_message(seen)}",
             f"kubectl describe localqueue {queue}; ask for fewer pods or GPUs, or wait for quota",
         )  # fmt: skip
     else:
         yield finding(f"the job is suspended for a moment ({reason})", seen.message("Suspended"))
 
 
-def _queue_says(seen: Circumstances) -> str:
+def _queue_message(seen: Circumstances) -> str:
     """Return what Kueue says about the job's Workload that keeps it waiting."""
     uid = seen.job["metadata"].get("uid")
     for workload in seen.workloads:
@@ -130,14 +136,14 @@ def _queue_says(seen: Circumstances) -> str:
 
 def _not_running(seen: Circumstances) -> Iterator[Finding]:
     running = job_condition(seen.job, "Running")
-    if running.get("status") != "False" or holds(seen.job, "Suspended"):
+    if running.get("status") != "False" or is_true(seen.job, "Suspended"):
         return
     yield from _explained(seen, "Running", "the job does not train")
 
 
 def _not_at_full_size(seen: Circumstances) -> Iterator[Finding]:
     scaled = job_condition(seen.job, "FullyScaled")
-    if scaled.get("status") != "False" or not holds(seen.job, "Running"):
+    if scaled.get("status") != "False" or not is_true(seen.job, "Running"):
         return
     status = job_status(seen.job)
     title = f"the job trains with {status.get('active', 0)} of {wanted_replicas(seen.job)} worker pods"
@@ -179,15 +185,17 @@ def _quota_use(seen: Circumstances) -> str:
     return f"(ResourceQuota {'; '.join(parts)})" if parts else ""
 
 
-def _slow(seen: Circumstances) -> Iterator[Finding]:
+def _slow_or_at_risk(seen: Circumstances) -> Iterator[Finding]:
     status = job_status(seen.job)
-    if job_condition(seen.job, "RendezvousReady").get("status") in ("False", "Unknown") and holds(seen.job, "Running"):
+    if job_condition(seen.job, "RendezvousReady").get("status") in ("False", "Unknown") and is_true(
+        seen.job, "Running"
+    ):
         reason = job_condition(seen.job, "RendezvousReady").get("reason", "")
         yield finding(
             f"the job's store is unavailable ({reason}); training goes on, but recovery from a fault would take longer",
             seen.message("RendezvousReady"), f"kubectl get pods -l {Label.JOB_NAME}={seen.name},{Label.ROLE}=store",
         )  # fmt: skip
-    if not holds(seen.job, "Running"):
+    if not is_true(seen.job, "Running"):
         return
     if slow := status.get("straggler"):
         yield finding(

@@ -23,9 +23,11 @@ Digests = Mapping[str, Mapping[str, str]]
 class FrozenParameters:
     """Packs and restores the parts of a State, without the parameters that have never needed a gradient."""
 
-    def __init__(self, objects: Mapping[str, Any], *, keep: bool) -> None:
-        """`objects`: the parts by name, as the script has made them. `keep`: leave nothing out."""
-        self._modules = {n: part for n, part in objects.items() if not keep and isinstance(part, torch.nn.Module)}
+    def __init__(self, objects: Mapping[str, Any], *, save_frozen: bool) -> None:
+        """`objects`: the parts by name, as the script has made them. `save_frozen`: leave nothing out."""
+        self._modules = {
+            n: part for n, part in objects.items() if not save_frozen and isinstance(part, torch.nn.Module)
+        }
         self._frozen = {name: _frozen(module) for name, module in self._modules.items()}
         self._parameters = [
             (name, key, parameter)
@@ -42,7 +44,7 @@ class FrozenParameters:
                 self._frozen[name].discard(key)
 
     def state_of(self, name: str, part: Any) -> Any:
-        """Return the state of a part that has to be kept."""
+        """Return the state of a part that has to be saved."""
         state = state_of(part)
         if name not in self._frozen:
             return state

@@ -25,12 +25,12 @@ class LiveState:
     these changes.
     """
 
-    def __init__(self, objects: Mapping[str, Any], *, keep_random_states: bool) -> None:
+    def __init__(self, objects: Mapping[str, Any], *, save_random_states: bool) -> None:
         kinds = _by_kind(objects.values())
         self._modules, self._optimizers, scalers, self._others = kinds
         self._scalers = [ScalerCopy(scaler) for scaler in scalers]
         self._buffers = BufferCopies(self._modules)
-        self._keep_random_states = keep_random_states
+        self._save_random_states = save_random_states
         self.random_states: dict[str, Any] = {}
         """States of this process's generators at the last `capture`; empty if they are not kept."""
         self.changing = False
@@ -94,7 +94,7 @@ class LiveState:
             self._values = Snapshot(values)
             self._groups = Snapshot([_settings(optimizer) for optimizer in self._optimizers])
             self._states = Snapshot([state_of(part) for part in self._others])
-            self.random_states = random_states.capture() if self._keep_random_states else {}
+            self.random_states = random_states.capture() if self._save_random_states else {}
             self._captured, self._replaced = True, False
             self.changing = False
             guard.complete()

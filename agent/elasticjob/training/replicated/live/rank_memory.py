@@ -26,12 +26,15 @@ class RankMemory:
         self._descriptor = descriptor
         self._offsets = tuple((_ENTRIES * local_rank + i) * _ENTRY for i in range(_ENTRIES))
 
-    def write(self, version: tuple[int, int], content: bytes, *, keep: tuple[int, int] = _ABSENT) -> bool:
-        """Replace the oldest entry but that of the version `keep`. Return False if the content is too large for one."""
+    def write(self, version: tuple[int, int], content: bytes, *, protected: tuple[int, int] = _ABSENT) -> bool:
+        """Replace the oldest entry, but not that of the version `protected`.
+
+        Return False if the content is too large for an entry.
+        """
         if len(content) > _ENTRY - _HEADER.size:
             return False
         found = {offset: self._read(offset)[0] for offset in self._offsets}
-        offset = min(found, key=lambda o: (found[o] == keep != _ABSENT, found[o]))
+        offset = min(found, key=lambda o: (found[o] == protected != _ABSENT, found[o]))
         os.pwrite(self._descriptor, bytes(_HEADER.size), offset)  # it does not count until it is complete
         os.pwrite(self._descriptor, content, offset + _HEADER.size)
         os.pwrite(self._descriptor, _HEADER.pack(_MAGIC, *version, len(content)), offset)

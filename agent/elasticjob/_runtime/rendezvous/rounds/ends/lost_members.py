@@ -56,7 +56,7 @@ def mark_finished_as_stopped(state: CoordinatorState, now: float) -> RoundDecisi
     round_ = state.round
     if round_ is None or round_.ending is None or not state.closed_reason:
         return None
-    gone = {a for a, m in round_.members.items() if _has_finished(state, m) and _is_gone(state, a, now)}
+    gone = {a for a, m in round_.members.items() if _has_finished(state, m) and _will_not_reconnect(state, a, now)}
     if not gone:
         return None
     members = {a: replace(m, state=MemberState.STOPPED) if a in gone else m for a, m in round_.members.items()}
@@ -69,10 +69,10 @@ def _has_finished(state: CoordinatorState, member: Member) -> bool:
 
 
 def _is_lost(state: CoordinatorState, agent_id: str, member: Member, now: float) -> bool:
-    return not _has_finished(state, member) and _is_gone(state, agent_id, now)
+    return not _has_finished(state, member) and _will_not_reconnect(state, agent_id, now)
 
 
-def _is_gone(state: CoordinatorState, agent_id: str, now: float) -> bool:
+def _will_not_reconnect(state: CoordinatorState, agent_id: str, now: float) -> bool:
     agent = state.agents.get(agent_id)
     if agent is None or agent.expired(now):
         return True

@@ -27,23 +27,23 @@ def seconds_before_copy(environ: Mapping[str, str]) -> float:
     return min(_SHARE * grace, _LONGEST_WAIT)
 
 
-class StateKeeper:
+class StateCopier:
     """Copies the state once for each interruption, in a thread of its own: a copy may wait for the device."""
 
     def __init__(
         self,
-        keep: Callable[[], object],
+        copy: Callable[[], object],
         *,
         changes: Callable[[], bool],
         aborts: Callable[[], bool],
         seconds: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`keep` copies the state. `changes`: whether the main thread is in the middle of an optimizer's step; there is
+        """`copy` copies the state. `changes`: whether the main thread is in the middle of an optimizer's step; there is
         nothing to copy then. `aborts`: whether an abort is in progress, after which the main thread may leave; the copy
         begins after twice the `seconds` then.
         """
-        self._keep = keep
+        self._copy_state = copy
         self._changes = changes
         self._aborts = aborts
         self._seconds = seconds
@@ -57,7 +57,7 @@ class StateKeeper:
         """Note that the main thread is about to be interrupted."""
         self._since, self._done = self._clock(), False
 
-    def keep_if_due(self) -> bool:
+    def begin_if_due(self) -> bool:
         """Begin the copy if the main thread needs too long; return whether it began."""
         waited = self._clock() - self._since
         if waited < self._seconds * (2 if self._aborts() else 1) or self._changes():
@@ -83,6 +83,6 @@ class StateKeeper:
 
     def _copy(self) -> None:
         try:
-            self._keep()
+            self._copy_state()
         finally:
             self._copying.release()

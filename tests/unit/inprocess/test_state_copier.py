@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from elasticjob._runtime.contract.names import Env
-from elasticjob.inprocess._restartable.state_keeper import StateKeeper, seconds_before_copy
+from elasticjob.inprocess._restartable.state_copier import StateCopier, seconds_before_copy
 
 TIMEOUT = 60.0
 
@@ -21,16 +21,16 @@ class Process:
         self.may_end = threading.Event()
         self.began = threading.Event()
         self.copies = 0
-        self.keeper = StateKeeper(
-            self._keep,
+        self.copier = StateCopier(
+            self._copy,
             changes=lambda: self.changes,
             aborts=lambda: self.aborts,
             seconds=0.3,
             clock=lambda: self.now,
         )
-        self.keeper.begin()
+        self.copier.begin()
 
-    def _keep(self) -> None:
+    def _copy(self) -> None:
         self.copies += 1
         self.began.set()
         assert self.may_end.wait(TIMEOUT)
@@ -53,37 +53,37 @@ def process() -> Process:
 )
 def test_when_the_copy_begins(process: Process, after: float, changes: bool, aborts: bool, begins: bool) -> None:
     process.now, process.changes, process.aborts = 100.0 + after, changes, aborts
-    assert process.keeper.keep_if_due() is begins
+    assert process.copier.begin_if_due() is begins
     process.may_end.set()
-    process.keeper.wait()
+    process.copier.wait()
     assert process.copies == begins
 
 
 def test_the_main_thread_waits_for_the_copy_and_none_begins_afterwards(process: Process) -> None:
     process.now += 1
-    assert process.keeper.keep_if_due()
+    assert process.copier.begin_if_due()
     assert process.began.wait(TIMEOUT)
-    main = threading.Thread(target=process.keeper.wait)
+    main = threading.Thread(target=process.copier.wait)
     main.start()
-    assert not process.keeper.keep_if_due()
+    assert not process.copier.begin_if_due()
     assert main.is_alive()
     process.may_end.set()
     main.join(TIMEOUT)
     assert not main.is_alive()
-    assert not process.keeper.keep_if_due()
+    assert not process.copier.begin_if_due()
     assert process.copies == 1
 
 
 def test_no_copy_begins_once_the_main_thread_has_left(process: Process) -> None:
     """It goes on with the next round; the next interruption may need a copy again."""
-    process.keeper.wait()
+    process.copier.wait()
     process.now += 1
-    assert not process.keeper.keep_if_due()
-    process.keeper.begin()
+    assert not process.copier.begin_if_due()
+    process.copier.begin()
     process.now += 1
-    assert process.keeper.keep_if_due()
+    assert process.copier.begin_if_due()
     process.may_end.set()
-    process.keeper.wait()
+    process.copier.wait()
 
 
 @pytest.mark.parametrize(
