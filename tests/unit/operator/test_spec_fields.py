@@ -1,8 +1,9 @@
-"""Every field of the spec reaches the operator, and what rounds depend on reaches the coordinator."""
+"""Every field of the spec reaches the operator, and what rounds depend on the coordinator, also that of a local run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from elasticjob._runtime.contract.failures.failure_rules import parse_rules
 from elasticjob._runtime.contract.log_rules.rules import decode_log_rules
 from elasticjob._runtime.contract.messages import HangAction, RestartStrategy, RoundSettings, SuccessPolicy
 from elasticjob._runtime.contract.names import Backend, TrainerIntegration
+from elasticjob._runtime.local.manifest.manifest import parse_local_job
 from elasticjob_operator.model.job.spec import CleanPods, GangProvider, JobSpec, Placement, PodReplacement, parse_spec
 from elasticjob_operator.model.observed import parse_job
 from support.common.read_yaml import read_yaml
@@ -126,6 +128,19 @@ def test_rounds_have_the_settings_of_the_spec() -> None:
         log_rules=decode_log_rules(LOG_RULES), restart_strategy=RestartStrategy.RECREATE,
         success_policy=SuccessPolicy.ANY,
     )  # fmt: skip
+
+
+NOT_IN_LOCAL_RUNS = {"restart_strategy", "code"}
+"""Settings that a local run leaves at their default: it restarts workers in place, and has no shipped code."""
+
+
+def test_a_local_run_has_the_same_settings() -> None:
+    raw = raw_job() | {"spec": complete_spec() | {"suspend": False}}
+    local, on_a_cluster = parse_local_job(raw).settings, parse_spec(raw["spec"]).settings
+    defaults = RoundSettings(min_nodes=1, max_nodes=1, target=1)
+    names = {field.name for field in fields(RoundSettings)} - NOT_IN_LOCAL_RUNS
+    assert [name for name in names if getattr(on_a_cluster, name) == getattr(defaults, name)] == []
+    assert [name for name in names if getattr(local, name) != getattr(on_a_cluster, name)] == []
 
 
 def test_rounds_have_the_digest_of_the_code_that_the_job_was_submitted_with() -> None:

@@ -32,7 +32,7 @@ LAUNCHED = "ELASTICJOB_LAUNCHED"
 """1 in the program that a launcher below this worker has started."""
 SHIMS = "ELASTICJOB_SHIMS"
 """The agent's folder of shims, by which Python starts as a fork; absent without them."""
-_COMMANDS = (
+PROGRAMS = (
     "torchrun",
     "accelerate",
     "accelerate-launch",
@@ -44,7 +44,9 @@ _COMMANDS = (
     "deepspeed",
     "composer",
 )
-"""Launchers that do nothing after their workers have ended."""
+"""Launchers that do nothing after their workers have ended, so that their process may become the worker."""
+PACKAGES = ("torch.distributed.", "accelerate.", "deepspeed.", "composer.")
+"""Packages of these launchers: `python -m` runs one of their modules."""
 _POD_ADDRESS = "the address is the pod's; set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME for another network"
 _COUNTS_ITSELF = {"auto", "gpu", "cpu", "xpu"}
 
@@ -224,7 +226,7 @@ def _ends_with_its_workers() -> bool:
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
     name = spec.name.removesuffix(".__main__") if spec is not None else os.path.basename(sys.argv[0])  # noqa: PTH119
-    return name in _COMMANDS or name.startswith(("torch.distributed.", "accelerate.", "deepspeed.", "composer."))
+    return name in PROGRAMS or name.startswith(PACKAGES)
 
 
 def _behind_shim(program: str) -> str | None:
