@@ -34,7 +34,7 @@ A job keeps its version of agents and stores, so an operator works with stores o
 receiver ignores what it does not know of a message (`codec`), and messages of types that it does not know.
 
 No message is queued for a broken connection. After a reconnect the agent's Announce carries its state, the agent
-repeats what the coordinator may have missed (`state_machine.decide.greeting`), and the coordinator sends the current
+repeats what the coordinator may have missed (`state_machine.greeting`), and the coordinator sends the current
 StartRound, PlanEnd or EndRound again. Receivers ignore repetitions. Every OperatorView and every Report is complete.
 """
 
