@@ -137,7 +137,7 @@ def _seconds_by_key(listed: str) -> dict[str, float]:
 def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="elasticjob-operator",
-        description="Reconciles ElasticJobs. Each flag can also be set by the variable named beside it.",
+        description="Reconciles ElasticJobs. Each flag can also be set by the variable named next to it.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {VERSION}")

@@ -1,4 +1,4 @@
-"""`KubeApi` over `kubernetes.aio`, of which only authentication, TLS and transport are used, not the models."""
+"""`KubeApi` over `kubernetes.aio`: only its authentication, TLS and transport are used, not its models."""
 
 from __future__ import annotations
 

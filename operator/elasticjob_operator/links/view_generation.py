@@ -1,7 +1,7 @@
 """The generation of the views that the operator sends to one job's store.
 
 A store drops views of an older generation than the last one that it accepted. The generation is that of the operator's
-Lease, which begins anew when the Lease is deleted, and is 0 without leader election. So a store reports the generation
+Lease, which starts over when the Lease is deleted, and is 0 without leader election. So a store reports the generation
 that it has accepted, and an operator whose own is not newer continues from there.
 """
 

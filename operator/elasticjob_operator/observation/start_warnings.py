@@ -1,7 +1,7 @@
 """Why pods do not start, where only Events of their kubelets say it: a missing volume, a network without addresses.
 
-The operator watches no Events, of which a cluster has many: it lists those of a namespace while a pod of the job stays
-on its node without being able to start containers, less and less often.
+The operator does not watch Events, because a cluster has many. While a pod of the job stays on its Node without being
+able to start containers, the operator lists the Events of its namespace, less and less often.
 """
 
 from __future__ import annotations

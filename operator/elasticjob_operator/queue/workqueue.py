@@ -1,7 +1,7 @@
 """A keyed work queue: however often a key is enqueued, at most one reconcile of it is pending and one running.
 
 Keys belong to groups, the namespaces of jobs, which take turns. A reconcile of a large job may take minutes, and all
-workers may have such ones: a group of which none runs then gets a worker beyond their number.
+workers may be busy with such reconciles: a group without a running reconcile then gets an additional worker.
 
 `Schedule` decides which key is due, with the time as an argument. `WorkQueue` waits and reconciles.
 """
@@ -79,7 +79,7 @@ class Schedule(Generic[K]):
         """Return a due key, and mark it as running until `done`; None where no key may run now.
 
         The groups that have due keys take turns; of one group, the key that is due for longest comes first. Where
-        `workers` keys run already, only a group of which none runs may have a turn; None: any number may run.
+        `workers` keys run already, only a group without a running key may have a turn; None: any number may run.
         """
         while (due := self.next_due()) is not None and due <= now:
             _, _, key = heapq.heappop(self._heap)

@@ -71,7 +71,7 @@ class NodeEvents:
     async def list(self, api: Lister, _namespace: str | None) -> str:
         """Record all Nodes, forget those that are gone, and return the list's resourceVersion. KubeError.
 
-        The watch may run beside it. All pages show the Nodes as they were at the first one, so what an event has
+        The watch may run meanwhile. All pages show the Nodes as they were at the first one, so what an event has
         delivered since then counts.
         """
         async with self._listing:

@@ -43,11 +43,11 @@ UNREADABLE = "PodUnreadable"
 """Reason of the end of a pod that the operator cannot read."""
 _UNREADABLE_END = "the pod has ended, and the operator cannot read how: see the condition Running and its own log"
 _TAKEN = ("Terminated", "NodeShutdown", "Shutdown", "Preempting", "NodeLost")
-"""Reasons in the status of a pod that its kubelet ends for the node's sake. Newer kubelets add a DisruptionTarget
-condition: the node shuts down, or a critical pod needs the room."""
+"""Reasons in the status of a pod that its kubelet ends for the Node's sake. Newer kubelets add a DisruptionTarget
+condition: the Node shuts down, or a critical pod needs the room."""
 _RELEASED = "NodeLeft"
 """The reason in the termination message of an agent whose leave the coordinator has acknowledged. Its message is why
-the node left: the signal, or what the coordinator knows of the pod."""
+the agent left: the signal, or what the coordinator knows of the pod."""
 _KILL_EXITS = (137, 143)
 """Exit codes of a container that its kubelet stops: an agent that left after SIGTERM, or SIGKILL after the grace."""
 _IMAGE_ERRORS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")

@@ -304,7 +304,7 @@ def trainer_of(pod_spec: Raw) -> Raw:
         name = text(trainer, "name")
         raise SpecError(f"container {name!r} has no command: set the training command, for example [python, train.py]")
     if text(trainer, "restartPolicy") not in ("", "Never") or at(trainer, "restartPolicyRules") is not None:
-        # A kubelet that restarts the container would start an agent whose node the job counts as ended.
+        # A kubelet that restarts the container would start an agent in a pod that the job counts as ended.
         raise SpecError(
             f"container {text(trainer, 'name')!r} has a restartPolicy or restartPolicyRules of its own: remove them, "
             "elasticjob restarts workers itself (failurePolicy.maxRestarts)"

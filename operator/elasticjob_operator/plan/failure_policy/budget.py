@@ -26,7 +26,7 @@ from elasticjob_operator.model.job.status import AvoidedNode
 from elasticjob_operator.model.job.status_lists import parse_round
 from elasticjob_operator.plan.context import ReconcileContext
 from elasticjob_operator.plan.failure_policy import failures
-from elasticjob_operator.plan.failure_policy.failure_rules import (
+from elasticjob_operator.plan.failure_policy.rule_records import (
     MatchedRule,
     avoided_node,
     matched_event,

@@ -382,8 +382,8 @@ def restarting(decisions: Decisions) -> Condition | None:
 
 
 def _failed_pod(decisions: Decisions) -> dict[str, Any] | None:
-    """Return the record of a pod that is newly charged, and whose end the store has reported, if at all, as one of a
-    node that left; None without one."""
+    """Return the record of a pod that is newly charged, and whose end the store has reported, if at all, as a leave of
+    its agent; None without one."""
     charged = {
         d.pod.name for d in decisions.pod_decisions if d.pod and isinstance(d.action, ReplacePod) and d.action.charged
     }

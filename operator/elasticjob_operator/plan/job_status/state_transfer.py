@@ -1,4 +1,4 @@
-"""`status.stateTransfer`: how fast a node that joined got the training state, and over which network interface."""
+"""`status.stateTransfer`: how fast a pod that joined got the training state, and over which network interface."""
 
 from __future__ import annotations
 

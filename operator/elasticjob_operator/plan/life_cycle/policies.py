@@ -52,7 +52,7 @@ def _wanted_min_available(ctx: ReconcileContext) -> int | None:
     if not ctx.spec.disruption_budget:
         return None
     if ctx.cordon_spares:
-        # Kubernetes counts a pod whose container has started as Ready, before its node can train.
+        # Kubernetes counts a pod whose container has started as Ready, before its agent can train.
         return low + pods_not_ready(ctx)
     if ctx.spec.settings.desired_pods - (len(withdrawn.indices) if withdrawn else 0) > low:
         return low

@@ -125,7 +125,7 @@ def nodes_without_quota(ctx: ReconcileContext) -> int:
 
 
 def plan_workload(ctx: ReconcileContext, world: TrainingState, outcome: JobOutcome | None) -> Actions:
-    """Return the action on the job's own Workloads, of which there is one at most, and those on its steps."""
+    """Return the actions on the job's own Workloads, one at most, and on those of its steps."""
     action = _delete_other(ctx, outcome) or _decide_workload(ctx, world, outcome)
     return Actions((*(() if action is None else (action,)), *_decide_steps(ctx, world, outcome)))
 

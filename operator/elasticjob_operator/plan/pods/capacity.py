@@ -137,9 +137,9 @@ def _is_short(ctx: ReconcileContext, world: TrainingState) -> bool:
 
 def _still_missing(ctx: ReconcileContext, world: TrainingState) -> frozenset[int]:
     """Return the missing pods that status names; none if the target has grown since, if one of them has a Node, or
-    if the job is below its minimum, where it needs any node that it can get.
+    if the job is below its minimum, where it needs any pod that it can get.
 
-    A job that shrinks lets go of missing pods first, and asks for none of those that it still misses.
+    A job that shrinks gives up missing pods first, and asks for none of those that it still misses.
     """
     before, desired = ctx.status.scaled_down, ctx.spec.settings.desired_pods
     if before is None or before.target < ctx.spec.target:

@@ -28,15 +28,16 @@ from elasticjob_operator.plan.pods.node_warnings import describe_request_to_leav
 from elasticjob_operator.plan.pods.terminations import pods_to_await
 
 UNCHARGED_EXITS = (ExitCode.LEFT, ExitCode.SUPERSEDED, ExitCode.UNAVAILABLE)
-"""Exit codes that are no failure of the pod: its node left, was superseded, or never reached the store. FAILED (1) is
-not among them, because any program that breaks may exit with 1."""
+"""Exit codes that are not a failure of the pod: its agent left, was superseded, or never reached the store. FAILED (1)
+is not among them, because any program that breaks may exit with 1."""
 UNCHARGED_OUTCOMES = (Outcome.SUCCEEDED, Outcome.FAILED, Outcome.LEFT, Outcome.SUPERSEDED)
 """Outcomes in a termination message that are no further failure of the pod. For FAILED the coordinator has charged the
 cause already."""
 MIN_POD_LIFETIME = 10.0
 """Seconds, from when the operator first saw it, for which a pod that ended without a failure of its own is kept."""
 MISPLACED_POD_LIFETIME = 60.0
-"""The same for a pod that was placed on the unhealthy node that it should avoid: so may be its successor."""
+"""The same for a pod that was placed on the unhealthy Node that it should avoid: its successor may be placed there
+too."""
 
 
 @dataclass(frozen=True)
@@ -94,13 +95,13 @@ def decide_pods(ctx: ReconcileContext, start_retry_at: float) -> tuple[PodDecisi
     Pods that did not start are replaced at `start_retry_at`, Unix seconds.
     """
     pods = {(p.index, p.incarnation): p for p in ctx.observed.workers}
-    decisions, drained = [], pods_to_drain(ctx)
+    decisions, may_leave = [], pods_to_drain(ctx)
     for index in ctx.indices:
         known = ctx.status.incarnations
         incarnation = known[index] if index < len(known) else None
         pod = None if incarnation is None else pods.get((index, incarnation))
         decisions.append(
-            PodDecision(index, incarnation, pod, _decide(ctx, index, incarnation, pod, start_retry_at, drained))
+            PodDecision(index, incarnation, pod, _decide(ctx, index, incarnation, pod, start_retry_at, may_leave))
         )
     return tuple(decisions)
 
@@ -111,7 +112,7 @@ def _decide(
     incarnation: int | None,
     pod: Pod | None,
     start_retry_at: float,
-    drained: frozenset[str],
+    may_leave: frozenset[str],
 ) -> KeepPod | CreatePod | ReplacePod | AwaitEnd:
     if incarnation is None:
         return CreatePod(0)
@@ -133,7 +134,7 @@ def _decide(
         return ReplacePod(f"failurePolicy rule {rule} matched a failure in {pod.name}")
     if pod.unschedulable and pod.avoided_nodes - avoided_names(ctx):
         return ReplacePod(f"{pod.name} no longer needs to avoid {', '.join(sorted(pod.avoided_nodes))}")
-    return _decide_live(ctx, pod, drained)
+    return _decide_live(ctx, pod, may_leave)
 
 
 def _is_of_the_past(ctx: ReconcileContext, pod: Pod) -> bool:
@@ -205,13 +206,13 @@ def _decide_ended(ctx: ReconcileContext, pod: Pod) -> KeepPod | ReplacePod:
     return ReplacePod(f"{pod.name} ended: {describe_end(pod)}", charged, lost_at)
 
 
-def _decide_live(ctx: ReconcileContext, pod: Pod, drained: frozenset[str]) -> KeepPod | ReplacePod:
-    """Kubernetes reports this pod as live, but its node may be down, or about to end. `drained`: names of pods that
-    leave a node that is to be drained, or that are asked to leave."""
+def _decide_live(ctx: ReconcileContext, pod: Pod, may_leave: frozenset[str]) -> KeepPod | ReplacePod:
+    """Kubernetes reports this pod as live, but its Node may be down, or about to end. `may_leave`: names of pods that
+    may leave a Node that is to be drained, or that an Eviction asks to leave (`pods_to_drain`)."""
     link = ctx.observed.link
-    if pod.name in drained and pod.uid in ctx.evictions and not ctx.must_leave(pod):
+    if pod.name in may_leave and pod.uid in ctx.evictions and not ctx.must_leave(pod):
         return ReplacePod(describe_request_to_leave(ctx.evictions[pod.uid]), asked=True)
-    if ctx.must_leave(pod) or pod.name in drained:
+    if ctx.must_leave(pod) or pod.name in may_leave:
         reason = f"{pod.name} is on {pod.node}, which has the {ctx.nodes_to_leave[pod.node]}"
         return ReplacePod(reason, noticed=True)
     # A pod that was placed there although it avoids the node would be placed there again.
@@ -245,7 +246,7 @@ def unconnected_pods(ctx: ReconcileContext) -> tuple[Pod, ...]:
 
 
 def _others_connected(ctx: ReconcileContext) -> bool:
-    """Return whether the store has recovered and has nodes: no live node is then still connected to an older store."""
+    """Return whether the store has recovered and has agents: no live agent is then still connected to an older one."""
     waiting = (RoundPhase.RECOVERING, RoundPhase.STANDBY)
     return ctx.report is not None and bool(ctx.report.nodes) and ctx.report.phase not in waiting
 

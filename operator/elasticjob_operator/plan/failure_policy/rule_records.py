@@ -30,7 +30,7 @@ class MatchedRule:
 
 
 def matching_rule(rules: Iterable[FailureRule], pod: Pod, record: dict[str, Any]) -> MatchedRule | None:
-    """Return the first rule that matches the end of a pod, of which `record` is the record; None if none does.
+    """Return the first rule that matches the end of a pod with this record; None if none does.
 
     A pod that Kubernetes ended has no exit code in its record: that of its agent says nothing about the program.
     """
