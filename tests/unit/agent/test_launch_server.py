@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from elasticjob._runtime.agent.start_workers.launches.launch import Launch, RefusedLaunchError
 from elasticjob._runtime.agent.start_workers.launches.launch_server import LaunchServer
+from elasticjob._runtime.agent.start_workers.launches.pending_launch import Launch, RefusedLaunchError
 
 REQUEST = {
     "event": "launch", "argv": ["/bin/true"], "role": "", "log_options": {}, "env": {"A": "1"}, "variables": {},

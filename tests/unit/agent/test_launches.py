@@ -18,8 +18,8 @@ from elasticjob._runtime.agent.start_workers.command import (
     with_local_rank,
 )
 from elasticjob._runtime.agent.start_workers.in_workers.launchers import log_options
-from elasticjob._runtime.agent.start_workers.launches.launch import Launch, receive_streams
 from elasticjob._runtime.agent.start_workers.launches.launcher_commands import may_start_launcher
+from elasticjob._runtime.agent.start_workers.launches.pending_launch import Launch, receive_streams
 from elasticjob._runtime.agent.start_workers.launches.stage_start import rank_command, rank_environment
 from elasticjob._runtime.agent.start_workers.shims.shim_callers import ShimCaller
 

@@ -44,9 +44,9 @@ from elasticjob._runtime.contract.messages import (
 from elasticjob._runtime.control_link.link import ControlLink, LinkRole
 from elasticjob._runtime.rendezvous import standby_store
 from elasticjob._runtime.rendezvous.event_batch import Settled
-from elasticjob._runtime.rendezvous.observations import lost_time, recovery_times, stragglers, training_reports
+from elasticjob._runtime.rendezvous.observations import counting_report, lost_time, recovery_times, stragglers
+from elasticjob._runtime.rendezvous.observations.counting_report import CountingReport
 from elasticjob._runtime.rendezvous.observations.report import build_report
-from elasticjob._runtime.rendezvous.observations.training_reports import KeptReport
 from elasticjob._runtime.rendezvous.rounds import rounds
 from elasticjob._runtime.rendezvous.state import (
     AgentDisconnected,
@@ -106,7 +106,7 @@ class Coordinator:
     """Runs until the next report may be made."""
     _report_waits: bool = False
     """Whether something has changed since the last report was made."""
-    _progress: KeptReport | None = None
+    _progress: CountingReport | None = None
     _progress_at: float = 0.0
     """When a report may be sent for the training's progress alone."""
     _progress_timer: asyncio.TimerHandle | None = None
@@ -226,8 +226,8 @@ class Coordinator:
         round_ = self.state.round
         if round_ is None or round_.id != progress.round or agent_id not in round_.members:
             return
-        if training_reports.counts(self._progress, progress, agent_id):
-            now, self._progress = time.monotonic(), KeptReport(progress, agent_id)
+        if counting_report.counts(self._progress, progress, agent_id):
+            now, self._progress = time.monotonic(), CountingReport(progress, agent_id)
             self._lost_time = lost_time.track_step(self._lost_time, progress, now)
             self._report_change(now)
 

@@ -26,8 +26,8 @@ from elasticjob._runtime.agent.start_workers.command import (
 from elasticjob._runtime.agent.start_workers.fork_fallback import FAILED_AT_ONCE, USE_EXEC_REASON, ForkFallback
 from elasticjob._runtime.agent.start_workers.fork_server_client import ForkServerClient, ForkServerError, program_fields
 from elasticjob._runtime.agent.start_workers.fork_server_supervisor import ForkServerSupervisor
-from elasticjob._runtime.agent.start_workers.launches.launch import Launch, Launches
 from elasticjob._runtime.agent.start_workers.launches.launcher_commands import may_start_launcher
+from elasticjob._runtime.agent.start_workers.launches.pending_launch import Launch, Launches
 from elasticjob._runtime.agent.start_workers.launches.stage_start import (
     caller_fields,
     null_device,

@@ -35,7 +35,6 @@ from elasticjob._runtime.agent.workers.processes.worker_process import (
     SPARES,
     ProcessEvent,
 )
-from elasticjob._runtime.agent.workers.round_monitor import RoundMonitor
 from elasticjob._runtime.agent.workers.round_starter import RoundStarter
 from elasticjob._runtime.agent.workers.round_times import RoundTimes
 from elasticjob._runtime.agent.workers.separate_worlds import SeparateWorlds
@@ -44,6 +43,7 @@ from elasticjob._runtime.agent.workers.spares.spares import Spares
 from elasticjob._runtime.agent.workers.start_window import StartWindow
 from elasticjob._runtime.agent.workers.stop_sequence import StopSequence
 from elasticjob._runtime.agent.workers.worker import EndedWorker, Worker
+from elasticjob._runtime.agent.workers.worker_activity import WorkerActivity
 from elasticjob._runtime.agent.workers.worker_files import WorkerFiles
 from elasticjob._runtime.contract.failures.failure_text import MAX_MESSAGE
 from elasticjob._runtime.contract.messages import Failure, NewProcesses, StartRound
@@ -84,9 +84,9 @@ class WorkerGroup:
         self._window = StartWindow(self.table, self.restartable)
         self._times = RoundTimes(self.progress)
         self._evidence = ExitEvidence(config)
-        self._monitor = RoundMonitor(config.pod, self.table, self.progress, self._times, self.log_watch)
-        self.heartbeats, self.last_steps = self._monitor.heartbeats, self._monitor.last_steps
-        self.dump_stacks = self._monitor.dump_stacks
+        self._activity = WorkerActivity(config.pod, self.table, self.progress, self._times, self.log_watch)
+        self.heartbeats, self.last_steps = self._activity.heartbeats, self._activity.last_steps
+        self.dump_stacks = self._activity.dump_stacks
         sinks = (stdout, stderr)
         self._files = WorkerFiles(config, scratch, sinks, self.progress.path, self.restartable.path, self.log_watch)
         self.command = PodCommand(
@@ -132,7 +132,7 @@ class WorkerGroup:
 
         A parked process becomes the worker of its local rank. The others are started.
         """
-        self._monitor.begin_round(start)
+        self._activity.begin_round(start)
         self._spares.begin_round(start)
         self.command.begin_round(start)
         return await self._starter.start(start)
@@ -345,7 +345,7 @@ class WorkerGroup:
             ):
                 pass
             case Guarded():
-                self._monitor.guard_reported(pid, message)
+                self._activity.guard_reported(pid, message)
                 self.on_guard()
             case CollectiveFailed(message=text, overdue=True):
                 log.warning("rank %d: %s", worker.rank, text[:MAX_MESSAGE])
@@ -380,7 +380,7 @@ class WorkerGroup:
     @property
     def guard(self) -> HangGuard | None:
         """What ends a hang of the round, if torch does not and the job has no hangPolicy; None if nothing has to."""
-        return self._monitor.guard
+        return self._activity.guard
 
     @property
     def has_processes_for_next_round(self) -> bool:

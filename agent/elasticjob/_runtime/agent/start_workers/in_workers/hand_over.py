@@ -48,7 +48,7 @@ def hand_over(
     """Let the agent run this program as the ranks of the pod, and return its exit code once all of them have ended.
 
     None: this process has to become the rank of its environment. `check` raises SeparateWorldError if the launcher
-    asks for what the job has not. The others are as in `launches.launch.Launch`.
+    asks for what the job has not. The others are as in `launches.pending_launch.Launch`.
     """
     try:
         check()

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 # Of a module outside of torch, `python -m` runs `main` and nothing else (`_Loader.get_code`).
 PATCHES = {
-    "torch.distributed.rendezvous": ("without_libuv.create_without_libuv", "stages.separate_stages"),
+    "torch.distributed.rendezvous": ("without_libuv.create_without_libuv", "group_prefixes.prefix_groups"),
     "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend": ("without_libuv.create_without_libuv",),
-    "torch.distributed.distributed_c10d": ("one_world.check_groups", "stages.count_groups"),
+    "torch.distributed.distributed_c10d": ("one_world.check_groups", "group_prefixes.count_groups"),
     "torch.distributed.launcher.api": ("launchers.replace_agent",),
     "deepspeed.launcher.runner": ("other_launchers.replace_deepspeed",),
     "deepspeed.launcher.launch": ("other_launchers.replace_deepspeed_node",),

@@ -18,7 +18,7 @@ from typing import Any
 
 from elasticjob._runtime.agent.processes import peer_pid
 from elasticjob._runtime.agent.start_workers.command import PlainCommand, UserCommand
-from elasticjob._runtime.agent.start_workers.launches.launch import (
+from elasticjob._runtime.agent.start_workers.launches.pending_launch import (
     Launch,
     Launches,
     RefusedLaunchError,

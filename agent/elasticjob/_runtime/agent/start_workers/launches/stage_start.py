@@ -14,7 +14,7 @@ from typing import Any
 
 from elasticjob._runtime.agent.start_workers.command import PlainCommand, PythonCommand, UserCommand, with_local_rank
 from elasticjob._runtime.agent.start_workers.fork_server_client import program_fields
-from elasticjob._runtime.agent.start_workers.launches.launch import Launch
+from elasticjob._runtime.agent.start_workers.launches.pending_launch import Launch
 from elasticjob._runtime.agent.start_workers.shims.shim_callers import RunInFork, ShimCaller
 from elasticjob._runtime.agent.start_workers.worker_environment import NCCL_ERRORS
 from elasticjob._runtime.contract.names import Env

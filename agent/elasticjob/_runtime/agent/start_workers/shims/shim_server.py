@@ -28,7 +28,7 @@ from elasticjob._runtime.agent.start_workers.command import (
     shell_role,
     without_effect,
 )
-from elasticjob._runtime.agent.start_workers.launches.launch import (
+from elasticjob._runtime.agent.start_workers.launches.pending_launch import (
     Launch,
     Launches,
     RefusedLaunchError,

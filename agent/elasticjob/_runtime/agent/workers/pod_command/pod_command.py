@@ -25,8 +25,8 @@ from elasticjob._runtime.agent.processes import kill_with_children, signal_group
 from elasticjob._runtime.agent.reporting.log_options import with_launcher_options
 from elasticjob._runtime.agent.start_workers.in_workers.one_world import SeparateWorldError, record_refusal
 from elasticjob._runtime.agent.start_workers.launcher import Launcher, WorkerStart
-from elasticjob._runtime.agent.start_workers.launches.launch import REFUSED, Launch, RefusedLaunchError
 from elasticjob._runtime.agent.start_workers.launches.launch_server import LaunchServer
+from elasticjob._runtime.agent.start_workers.launches.pending_launch import REFUSED, Launch, RefusedLaunchError
 from elasticjob._runtime.agent.workers.pod_command.command_process import CommandProcess, CommandState
 from elasticjob._runtime.agent.workers.pod_command.rank_starter import RankStarter, own_outputs
 from elasticjob._runtime.agent.workers.pod_command.stage import (

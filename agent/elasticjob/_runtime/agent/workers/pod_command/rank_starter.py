@@ -9,7 +9,7 @@ from elasticjob._runtime.agent.config import AgentConfig
 from elasticjob._runtime.agent.processes import descendants
 from elasticjob._runtime.agent.reporting.worker_output import file_identity
 from elasticjob._runtime.agent.start_workers.launcher import Launcher, StartError, WorkerStart
-from elasticjob._runtime.agent.start_workers.launches.launch import Launch
+from elasticjob._runtime.agent.start_workers.launches.pending_launch import Launch
 from elasticjob._runtime.agent.workers.processes.process_table import ProcessTable
 from elasticjob._runtime.agent.workers.processes.worker_process import RUNNING
 from elasticjob._runtime.agent.workers.round_times import RoundTimes

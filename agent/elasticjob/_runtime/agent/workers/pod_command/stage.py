@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from elasticjob._runtime.agent.reporting.worker_output import DescriptorSink
 from elasticjob._runtime.agent.start_workers.command import PythonCommand
-from elasticjob._runtime.agent.start_workers.launches.launch import Launch
+from elasticjob._runtime.agent.start_workers.launches.pending_launch import Launch
 from elasticjob._runtime.agent.start_workers.shims.shim_callers import process_attributes
 from elasticjob._runtime.agent.workers.worker import EndedWorker
 from elasticjob._runtime.contract.text import printable

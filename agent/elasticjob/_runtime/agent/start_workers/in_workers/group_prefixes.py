@@ -27,7 +27,7 @@ _forming: tuple[tuple[int, str], Any, str] | None = None
 """Of a group that has got the store and is not formed yet: `_process_in_round`, the store, and the key of the count."""
 
 
-def separate_stages(module: ModuleType) -> None:
+def prefix_groups(module: ModuleType) -> None:
     """Give the store of torch.distributed.rendezvous the prefix of the group that gets it."""
     create = getattr(module, "_create_c10d_store", None)
     if create is None:

@@ -18,7 +18,7 @@ from elasticjob._runtime.contract.restart_messages import Guarded
 log = logging.getLogger(__name__)
 
 
-class RoundMonitor:
+class WorkerActivity:
     """Call `begin_round` when a round starts."""
 
     def __init__(

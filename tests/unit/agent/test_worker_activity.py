@@ -8,7 +8,7 @@ from typing import Any
 from elasticjob._runtime.agent.monitoring.progress.worker_progress import ProgressReport
 from elasticjob._runtime.agent.reporting.log_watch import LogWatch
 from elasticjob._runtime.agent.reporting.worker_output import OutputLine
-from elasticjob._runtime.agent.workers.round_monitor import RoundMonitor
+from elasticjob._runtime.agent.workers.worker_activity import WorkerActivity
 from elasticjob._runtime.contract.log_rules.rules import LogRule
 from elasticjob._runtime.contract.messages import StartRound
 from elasticjob._runtime.contract.names import RoundId
@@ -17,14 +17,14 @@ ROUND = RoundId(1, 0, 1)
 WORKERS = [SimpleNamespace(local_rank=rank, rank=rank, trained=False, stack_dump_file="/none") for rank in (0, 1)]
 
 
-def monitor(*heartbeats: ProgressReport, running: bool = True) -> RoundMonitor:
+def monitor(*heartbeats: ProgressReport, running: bool = True) -> WorkerActivity:
     """Return the monitor of a round whose output shows step 7 at 12 s."""
     watch = LogWatch("bert-0-0", lambda: 12.0)
     workers = {2**22 + 1 + worker.rank: worker for worker in WORKERS} if running else {}
     table: Any = SimpleNamespace(workers=lambda *states: workers)
     progress: Any = SimpleNamespace(heartbeats=lambda: heartbeats, pid=lambda rank: None)
     times: Any = SimpleNamespace(longest_start=None, started_at=2.0)
-    found = RoundMonitor("bert-0-0", table, progress, times, watch)
+    found = WorkerActivity("bert-0-0", table, progress, times, watch)
     start = StartRound(ROUND, 0, 1, 0, 2, 0, 2, "", 0, 0, 3, log_rules=(LogRule("step", r"step (?P<step>\d+)"),))
     found.begin_round(start)
     watch.feed(ROUND, 0, [OutputLine(b"step 7")])

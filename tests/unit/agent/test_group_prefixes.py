@@ -11,8 +11,8 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from elasticjob._runtime.agent.start_workers.in_workers.group_prefixes import count_groups, prefix_groups
 from elasticjob._runtime.agent.start_workers.in_workers.one_world import SeparateWorldError
-from elasticjob._runtime.agent.start_workers.in_workers.stages import count_groups, separate_stages
 
 ADDRESS = ("10.0.0.1", 500)
 
@@ -39,7 +39,7 @@ class Worker:
             _update_default_pg=lambda _group: None,
             get_backend=lambda group: group.backend,
         )
-        separate_stages(self._torch)
+        prefix_groups(self._torch)
         count_groups(self._torch)
         self.end()
 

@@ -8,14 +8,14 @@ from elasticjob._runtime.contract.messages import TrainingProgress
 
 
 @dataclass(frozen=True)
-class KeptReport:
+class CountingReport:
     """The last report that counts."""
 
     progress: TrainingProgress
     agent_id: str
 
 
-def counts(kept: KeptReport | None, progress: TrainingProgress, agent_id: str) -> bool:
+def counts(kept: CountingReport | None, progress: TrainingProgress, agent_id: str) -> bool:
     """Return whether a report of the current round replaces the one that is kept.
 
     What a script reports itself comes before what its output shows. Of several agents whose workers write steps, the

@@ -8,7 +8,7 @@ import pytest
 
 from elasticjob._runtime.contract.messages import TrainingProgress
 from elasticjob._runtime.contract.names import RoundId
-from elasticjob._runtime.rendezvous.observations.training_reports import KeptReport, counts
+from elasticjob._runtime.rendezvous.observations.counting_report import CountingReport, counts
 
 SCRIPT = TrainingProgress(RoundId(1, 0, 1), 5, None, None)
 LOG = replace(SCRIPT, from_log=True)
@@ -34,4 +34,4 @@ NEXT_ROUND = replace(LOG, round=RoundId(1, 0, 2), step=1)
     ],
 )  # fmt: skip
 def test_reports(kept: TrainingProgress | None, progress: TrainingProgress, agent_id: str, expected: bool) -> None:
-    assert counts(KeptReport(kept, "a") if kept else None, progress, agent_id) is expected
+    assert counts(CountingReport(kept, "a") if kept else None, progress, agent_id) is expected
