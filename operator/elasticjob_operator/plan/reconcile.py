@@ -240,11 +240,11 @@ def _records(decisions: Decisions, current: dict[ConditionType, Condition], decl
     return job_end.changed_event(decisions.inputs) if declared else (job_end.outcome_event(decisions.outcome),)
 
 
-def _plan_capacity(ctx: ReconcileContext, world: TrainingState, *, ended: bool) -> Capacity:
+def _plan_capacity(ctx: ReconcileContext, training: TrainingState, *, ended: bool) -> Capacity:
     if ended:
         return unchanged_capacity(ctx)
     # A resumed job asks for all of its pods.
-    return Capacity() if is_suspended(ctx) or resumes(ctx) else plan_capacity(ctx, world)
+    return Capacity() if is_suspended(ctx) or resumes(ctx) else plan_capacity(ctx, training)
 
 
 def _is_new(job: Job, spec: JobSpec) -> bool:

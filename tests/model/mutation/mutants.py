@@ -547,7 +547,7 @@ MUTANTS = (
     ),
     _operator(
         "a round does not end the row of times that pods were given back",
-        "ctx.spec.wait_for_min is None or world.formed or world.is_new_round",
+        "ctx.spec.wait_for_min is None or training.formed or training.is_new_round",
         "ctx.spec.wait_for_min is None",
     ),
     _operator(

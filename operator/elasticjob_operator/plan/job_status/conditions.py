@@ -170,9 +170,9 @@ def _running(decisions: Decisions) -> Condition:
     return condition(False, "WaitingForMinReplicas", message)
 
 
-def describe_world(world: TrainingState) -> str:
-    """Return the size of the running world, for messages."""
-    return f"training on {with_noun(world.active, 'pod')} with {with_noun(world.size, 'worker')}"
+def describe_world(training: TrainingState) -> str:
+    """Return the size of the running training, for messages."""
+    return f"training on {with_noun(training.active, 'pod')} with {with_noun(training.size, 'worker')}"
 
 
 def _blocked(decisions: Decisions) -> Condition | None:

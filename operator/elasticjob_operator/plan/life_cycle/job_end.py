@@ -47,17 +47,17 @@ class JobOutcome:
 
 
 def evaluate_outcome(
-    ctx: ReconcileContext, world: TrainingState, budget: Budget, starts: StartAttempts
+    ctx: ReconcileContext, training: TrainingState, budget: Budget, starts: StartAttempts
 ) -> JobOutcome | None:
     """Return the outcome: the one in status if there is one, else a new one; None while the job goes on."""
     declared = declared_outcome(ctx)
     if declared is not None:
         return declared
-    if world.outcome is Outcome.SUCCEEDED:
-        return _succeeded(ctx, world)
-    if world.outcome is Outcome.FAILED or budget.exhausted or budget.failed_by_rule:
+    if training.outcome is Outcome.SUCCEEDED:
+        return _succeeded(ctx, training)
+    if training.outcome is Outcome.FAILED or budget.exhausted or budget.failed_by_rule:
         failed = _failed(ctx, budget)
-        return replace(failed, message=failed.message + _source(world))
+        return replace(failed, message=failed.message + _source(training))
     if (deadline := deadline_at(ctx)) is not None and ctx.now >= deadline:
         limit = f"spec.activeDeadlineSeconds is {ctx.spec.active_deadline}"
         message = f"the job has run since {timestamp(started(ctx))}, and {limit}. {_advise('set a longer one')}"
@@ -88,13 +88,13 @@ def expire(ctx: ReconcileContext) -> Actions:
     return Actions((DeleteJob(ctx.job.uid, f"it has been finished for {with_noun(ttl, 'second')}"),))
 
 
-def _source(world: TrainingState) -> str:
+def _source(training: TrainingState) -> str:
     """Return the addition to the message of an outcome that a pod declared while the store was unavailable."""
-    if not world.outcome_pod:
+    if not training.outcome_pod:
         return ""
     return (
-        f" (according to the termination message of {world.outcome_pod}: restarts that only the store knew of are not "
-        "counted)"
+        f" (according to the termination message of {training.outcome_pod}: restarts that only the store knew of are "
+        "not counted)"
     )
 
 
@@ -116,11 +116,11 @@ _OUTCOME_CONDITIONS = (
 """Conditions that declare an outcome, and whether it is a success."""
 
 
-def _succeeded(ctx: ReconcileContext, world: TrainingState) -> JobOutcome:
+def _succeeded(ctx: ReconcileContext, training: TrainingState) -> JobOutcome:
     if ctx.spec.success_policy is SuccessPolicy.ANY:
-        message = f"all workers of one pod exited with code 0, and successPolicy is Any{_source(world)}"
+        message = f"all workers of one pod exited with code 0, and successPolicy is Any{_source(training)}"
         return JobOutcome(True, "SuccessPolicy", message, ctx.now)
-    message = f"every worker of the last round exited with code 0{_source(world)}"
+    message = f"every worker of the last round exited with code 0{_source(training)}"
     return JobOutcome(True, "AllAgentsSucceeded", message, ctx.now)
 
 

@@ -124,13 +124,13 @@ def nodes_without_quota(ctx: ReconcileContext) -> int:
     return 0 if ctx.job.spec is None else ctx.job.spec.target - ctx.spec.target
 
 
-def plan_workload(ctx: ReconcileContext, world: TrainingState, outcome: JobOutcome | None) -> Actions:
+def plan_workload(ctx: ReconcileContext, training: TrainingState, outcome: JobOutcome | None) -> Actions:
     """Return the actions on the job's own Workloads, one at most, and on those of its steps."""
-    action = _delete_other(ctx, outcome) or _decide_workload(ctx, world, outcome)
-    return Actions((*(() if action is None else (action,)), *_decide_steps(ctx, world, outcome)))
+    action = _delete_other(ctx, outcome) or _decide_workload(ctx, training, outcome)
+    return Actions((*(() if action is None else (action,)), *_decide_steps(ctx, training, outcome)))
 
 
-def _decide_steps(ctx: ReconcileContext, world: TrainingState, outcome: JobOutcome | None) -> tuple[StepAction, ...]:
+def _decide_steps(ctx: ReconcileContext, training: TrainingState, outcome: JobOutcome | None) -> tuple[StepAction, ...]:
     queue, used = ctx.observed.queue, _uses_steps(ctx.observed)
     if queue.unknown or not (used or queue.steps):
         return ()
@@ -144,7 +144,7 @@ def _decide_steps(ctx: ReconcileContext, world: TrainingState, outcome: JobOutco
         wanted=_wanted(ctx) if used else 0,
         live=len(live),
         running=sum(pod.phase == "Running" and pod.live for pod in live),
-        trains=world.formed,
+        trains=training.formed,
         increment=spec.increment,
         is_over=_is_over(ctx, outcome),
     )
@@ -169,7 +169,7 @@ def _delete_other(ctx: ReconcileContext, outcome: JobOutcome | None) -> Action |
     return DeleteWorkload(queue.replacement.name, queue.replacement.uid)
 
 
-def _decide_workload(ctx: ReconcileContext, world: TrainingState, outcome: JobOutcome | None) -> Action | None:
+def _decide_workload(ctx: ReconcileContext, training: TrainingState, outcome: JobOutcome | None) -> Action | None:
     workload = ctx.observed.queue.workload
     if ctx.observed.queue.malformed:
         return None  # it has the name, and may hold quota
@@ -177,7 +177,7 @@ def _decide_workload(ctx: ReconcileContext, world: TrainingState, outcome: JobOu
         # The pods of an earlier execution still use their quota.
         due = outcome is None and waits_for_queue(ctx) and not _is_over(ctx, outcome) and all_workers_ended(ctx)
         return _create(ctx, workload_names(ctx.job)[0]) if due else None
-    return _end(ctx, workload, outcome) if _is_over(ctx, outcome) else _change(ctx, workload, world)
+    return _end(ctx, workload, outcome) if _is_over(ctx, outcome) else _change(ctx, workload, training)
 
 
 def _create(ctx: ReconcileContext, name: str, before: Workload | None = None) -> Action | None:
@@ -209,7 +209,7 @@ def _end(ctx: ReconcileContext, workload: Workload, outcome: JobOutcome | None) 
     return FinishWorkload(outcome.succeeded, outcome.message)
 
 
-def _change(ctx: ReconcileContext, workload: Workload, world: TrainingState) -> Action | None:
+def _change(ctx: ReconcileContext, workload: Workload, training: TrainingState) -> Action | None:
     if workload.is_true(WorkloadCondition.FINISHED):
         return None
     if workload.reserved and is_outdated(ctx):
@@ -221,19 +221,19 @@ def _change(ctx: ReconcileContext, workload: Workload, world: TrainingState) -> 
         return UpdateWorkload(workload.name, workload.uid)
     if not workload.admitted:
         return None
-    if (ready := _pods_ready(ctx, workload, world)) is not None:
+    if (ready := _pods_ready(ctx, workload, training)) is not None:
         return MarkPodsReady(ready)
     return _resize(ctx, workload) if ctx.job.queue_elastic else _reclaim(ctx, workload)
 
 
-def _pods_ready(ctx: ReconcileContext, workload: Workload, world: TrainingState) -> bool | None:
+def _pods_ready(ctx: ReconcileContext, workload: Workload, training: TrainingState) -> bool | None:
     """Return the new value of the condition PodsReady; None if it stays.
 
     Kueue may evict a job whose PodsReady stays False. So it becomes False only where fewer pods run than the job needs,
     and never while a round trains, while a store is replaced, or while a job ends whose pods have begun to succeed.
     """
     marked = workload.is_true(WorkloadCondition.PODS_READY)
-    if world.formed:
+    if training.formed:
         return None if marked else True
     if any(pod.end is not None and pod.end.exit_code == 0 for pod in ctx.current_pods):
         return None

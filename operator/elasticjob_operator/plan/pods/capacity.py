@@ -50,15 +50,15 @@ def unchanged_capacity(ctx: ReconcileContext) -> Capacity:
     return Capacity(ctx.status.scaled_down, None, ctx.status.withdrawn)
 
 
-def plan_capacity(ctx: ReconcileContext, world: TrainingState) -> Capacity:
+def plan_capacity(ctx: ReconcileContext, training: TrainingState) -> Capacity:
     """Return which pods are withdrawn. `ctx.withdrawn` is not set yet: this sets it."""
-    back_off = _plan_back_off(ctx, world)
+    back_off = _plan_back_off(ctx, training)
     if back_off is not None and back_off.since is not None:
         retry_at = _retry_at(ctx, back_off, back_off.since)
         return Capacity(None, back_off, frozenset(ctx.all_indices), retry_at, (retry_at,))
-    scaled_down = _plan_scale_down(ctx, world)
+    scaled_down = _plan_scale_down(ctx, training)
     withdrawn = scaled_down.withdrawn if scaled_down else frozenset()
-    requeue_at = (*_scale_down_times(ctx, world, scaled_down), *_back_off_times(ctx, world))
+    requeue_at = (*_scale_down_times(ctx, training, scaled_down), *_back_off_times(ctx, training))
     return Capacity(scaled_down, back_off, withdrawn, requeue_at=tuple(at for at in requeue_at if at > ctx.now))
 
 
@@ -122,20 +122,20 @@ def _without_room(ctx: ReconcileContext) -> dict[int, float]:
 # ---- above the minimum
 
 
-def _plan_scale_down(ctx: ReconcileContext, world: TrainingState) -> ScaledDown | None:
+def _plan_scale_down(ctx: ReconcileContext, training: TrainingState) -> ScaledDown | None:
     """Return the pods without room; None while there are none, and once the cluster has room for one of them."""
-    missing = _still_missing(ctx, world)
-    if _is_short(ctx, world):
+    missing = _still_missing(ctx, training)
+    if _is_short(ctx, training):
         limit = ctx.spec.faulty_scale_down
         missing |= {index for index, since in _without_room(ctx).items() if ctx.now >= since + limit}
     return ScaledDown(ctx.spec.target, missing) if missing else None
 
 
-def _is_short(ctx: ReconcileContext, world: TrainingState) -> bool:
-    return world.formed and ctx.spec.min_replicas <= world.active < ctx.spec.target
+def _is_short(ctx: ReconcileContext, training: TrainingState) -> bool:
+    return training.formed and ctx.spec.min_replicas <= training.active < ctx.spec.target
 
 
-def _still_missing(ctx: ReconcileContext, world: TrainingState) -> frozenset[int]:
+def _still_missing(ctx: ReconcileContext, training: TrainingState) -> frozenset[int]:
     """Return the missing pods that status names; none if the target has grown since, if one of them has a Node, or
     if the job is below its minimum, where it needs any pod that it can get.
 
@@ -146,14 +146,16 @@ def _still_missing(ctx: ReconcileContext, world: TrainingState) -> frozenset[int
         return frozenset()
     indices = before.indices & frozenset(ctx.all_indices)
     below_min = desired - len(indices | _without_room(ctx).keys()) < ctx.spec.min_replicas
-    if below_min and not world.formed:
+    if below_min and not training.formed:
         return frozenset()
     placed = any(pod.live and pod.node for pod in ctx.current_pods if pod.index in indices)
     return frozenset() if placed else indices
 
 
-def _scale_down_times(ctx: ReconcileContext, world: TrainingState, scaled_down: ScaledDown | None) -> tuple[float, ...]:
-    if not _is_short(ctx, world):
+def _scale_down_times(
+    ctx: ReconcileContext, training: TrainingState, scaled_down: ScaledDown | None
+) -> tuple[float, ...]:
+    if not _is_short(ctx, training):
         return ()
     known = scaled_down.indices if scaled_down else frozenset()
     limit = ctx.spec.faulty_scale_down
@@ -163,26 +165,26 @@ def _scale_down_times(ctx: ReconcileContext, world: TrainingState, scaled_down: 
 # ---- below the minimum
 
 
-def _plan_back_off(ctx: ReconcileContext, world: TrainingState) -> BackOff | None:
+def _plan_back_off(ctx: ReconcileContext, training: TrainingState) -> BackOff | None:
     """Return how often the job has given its pods back since the last round, and since when it has none."""
     before = ctx.status.back_off
-    if ctx.spec.wait_for_min is None or world.formed or world.is_new_round:
+    if ctx.spec.wait_for_min is None or training.formed or training.is_new_round:
         return None
     if before is not None and before.since is not None:
         return before if ctx.now < _retry_at(ctx, before, before.since) else BackOff(before.attempts)
-    due = _back_off_times(ctx, world)
+    due = _back_off_times(ctx, training)
     if not due or ctx.now < due[0]:
         return before
     # Status keeps whole seconds.
     return BackOff((before.attempts if before else 0) + 1, math.floor(ctx.now))
 
 
-def _back_off_times(ctx: ReconcileContext, world: TrainingState) -> tuple[float, ...]:
+def _back_off_times(ctx: ReconcileContext, training: TrainingState) -> tuple[float, ...]:
     """Return when the job must give its pods back; empty while it has room for its minimum.
 
     It has been below its minimum since the pod lost its room that was one too many.
     """
-    if ctx.spec.wait_for_min is None or world.formed or ctx.status.withdrawn:
+    if ctx.spec.wait_for_min is None or training.formed or ctx.status.withdrawn:
         return ()
     times = sorted(_without_room(ctx).values())
     dispensable = ctx.spec.settings.desired_pods - ctx.spec.min_replicas
