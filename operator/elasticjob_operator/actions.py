@@ -194,7 +194,7 @@ class CreateWorker:
     avoid: tuple[str, ...] = ()
     """Nodes on which the pod must not be placed."""
     outside_gang: bool = False
-    """Whether it is no member of the job's gang; without a gang this says nothing."""
+    """Whether it is not a member of the job's gang; without a gang this says nothing."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Prometheus metrics of the operator. Job names are no labels: their number is unbounded."""
+"""Prometheus metrics of the operator. Job names are not labels, because their number is unbounded."""
 
 from __future__ import annotations
 

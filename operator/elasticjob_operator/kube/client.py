@@ -180,7 +180,7 @@ class KubeClient:
         """Open a watch from this resourceVersion on; the value is its events. KubeError: it cannot be opened.
 
         The events end after WATCH_SECONDS at most, where the connection ends, and where no byte has arrived for
-        SILENT_WATCH_SECONDS. KubeError: an event is no JSON object, or too large.
+        SILENT_WATCH_SECONDS. KubeError: an event is not a JSON object, or too large.
         """
         query = {
             "watch": "true",

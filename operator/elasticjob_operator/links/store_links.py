@@ -295,7 +295,7 @@ class StoreLinks:
             end()
 
     async def _receive_reports(self, key: JobKey, job: _Job, connection: LinkConnection) -> bool:
-        """Record reports until the link ends; return False if the store sent what is no report."""
+        """Record reports until the link ends; return False if the store sent something else."""
         try:
             while (message := await connection.receive()) is not None:
                 if isinstance(message, Report):

@@ -51,7 +51,7 @@ def worker_pod_manifest(
 
     `image` holds the agent, `avoid` names nodes that the pod must not run on, `failed_starts` is the number of attempts
     to start the job's pods that have failed, `placement_label` the label of Nodes that `spec.placement` is about,
-    `outside_gang` whether the pod is no member of the job's gang.
+    `outside_gang` whether the pod is not a member of the job's gang.
     """
     template: dict[str, Any] = copy.deepcopy(dict(spec.template))
     own = template.get("metadata") or {}

@@ -136,7 +136,7 @@ class JobMemory:
         self._attempts.pop(child, None)
 
     def record_execution(self, *, failed: bool, now: float) -> None:
-        """Record whether an action got an error that is no refusal; the delay before the next try doubles each time."""
+        """Record whether an action got an error other than a refusal. Each doubles the delay before the next try."""
         self._failed_executions = self._failed_executions + 1 if failed else 0
         delay = doubling_delay(FIRST_RETRY, LONGEST_RETRY, self._failed_executions)
         self.retry_at = now + delay if failed else None

@@ -45,7 +45,7 @@ class _Entry(Generic[T]):
     key: JobKey
     """The job that the object belongs to, or is."""
     version: int
-    """The resourceVersion; 0 where it is no number: then the object is always replaced."""
+    """The resourceVersion; 0 if it is not a number: then the object is always replaced."""
     content: T
     announced: bool = False
     """Whether the job has been enqueued for this version. If not, only an own read or write has brought it here, and

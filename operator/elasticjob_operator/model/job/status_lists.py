@@ -81,14 +81,14 @@ def index_ranges(indices: Iterable[int]) -> list[dict[str, int]]:
 
 
 def read_indices(scaled_down: Raw) -> frozenset[int]:
-    """Return the indices in `status.scaledDown`, without what is no index."""
+    """Return the indices in `status.scaledDown`, without values that are not an index."""
     if isinstance(at(scaled_down, "indices"), str):
         return frozenset(map(whole_number, filter(is_number, text(scaled_down, "indices").split(","))))
     return read_ranges(scaled_down, "indexRanges")
 
 
 def read_ranges(record: Raw, name: str) -> frozenset[int]:
-    """Return the indices in the ranges at `name`, without what is no range."""
+    """Return the indices in the ranges at `name`, without values that are not a range."""
     return frozenset(_indices(objects(record, name)))
 
 

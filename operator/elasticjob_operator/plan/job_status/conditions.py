@@ -348,7 +348,7 @@ _REASON_BY_END = {
     EndReason.AGENT_LOST: "AgentLost",
     EndReason.NODE_LEFT: "PodEvicted",
 }
-"""Keyed by the reason for which a round ended; ends that are no faults are missing."""
+"""Keyed by the reason for which a round ended; ends that are not faults are missing."""
 
 
 def restarting(decisions: Decisions) -> Condition | None:

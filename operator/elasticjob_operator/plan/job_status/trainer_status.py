@@ -18,7 +18,7 @@ MAX_METRICS = 32
 MAX_NAME = 128
 MAX_VALUE = 64
 MAX_STEPS = 2**53
-"""A larger total is no number of steps; the API server would reject the seconds that it leads to."""
+"""A larger total cannot be a number of steps; the API server would reject the seconds that it leads to."""
 
 
 def trainer_status(decisions: Decisions) -> dict[str, Any] | None:

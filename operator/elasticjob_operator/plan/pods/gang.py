@@ -4,8 +4,8 @@ A spare or an additional pod for a cordoned node may take the place of a member,
 counted, and follow from no index. Schedulers place no member of a gang with fewer members than its size: without
 enough of them, new pods are better placed one by one than never.
 
-A pod that is no member is placed by itself. If it came before the gang has its Nodes, the spares of two jobs could hold
-the Nodes that the gang of each needs, and neither would ever train.
+A pod that is not a member is placed by itself. If it came before the gang has its Nodes, the spares of two jobs could
+hold the Nodes that the gang of each needs, and neither would ever train.
 """
 
 from __future__ import annotations

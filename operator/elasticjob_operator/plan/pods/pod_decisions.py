@@ -31,8 +31,8 @@ UNCHARGED_EXITS = (ExitCode.LEFT, ExitCode.SUPERSEDED, ExitCode.UNAVAILABLE)
 """Exit codes that are not a failure of the pod: its agent left, was superseded, or never reached the store. FAILED (1)
 is not among them, because any program that breaks may exit with 1."""
 UNCHARGED_OUTCOMES = (Outcome.SUCCEEDED, Outcome.FAILED, Outcome.LEFT, Outcome.SUPERSEDED)
-"""Outcomes in a termination message that are no further failure of the pod. For FAILED the coordinator has charged the
-cause already."""
+"""Outcomes in a termination message that are not a further failure of the pod. For FAILED the coordinator has charged
+the cause already."""
 MIN_POD_LIFETIME = 10.0
 """Seconds, from when the operator first saw it, for which a pod that ended without a failure of its own is kept."""
 MISPLACED_POD_LIFETIME = 60.0
