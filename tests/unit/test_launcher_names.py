@@ -27,8 +27,8 @@ def test_a_command_with_a_launcher_runs_once_in_a_pod(name: str) -> None:
 def test_the_process_of_a_patched_launcher_becomes_the_worker(module: str) -> None:
     package = module.split(".", maxsplit=1)[0]
     assert module.startswith(PACKAGES)
-    assert package == "torch" or {package} <= {*PROGRAMS} & {*REPLACED_LAUNCHERS}
+    assert package == "torch" or package in PROGRAMS
 
 
-def test_a_launcher_that_the_converter_counts_as_replaced_becomes_the_worker() -> None:
-    assert set(REPLACED_LAUNCHERS) <= set(PROGRAMS)
+def test_the_converter_knows_the_launchers_whose_process_becomes_the_worker() -> None:
+    assert set(PROGRAMS) <= set(REPLACED_LAUNCHERS)

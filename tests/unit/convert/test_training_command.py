@@ -121,6 +121,8 @@ def test_a_script_of_several_commands_stays_as_it_is() -> None:
         ("python train.py", "4", 4, 4, "elasticjob starts the command 4 times in each pod"),
         ("deepspeed train.py", "4", 4, 4, ""),
         ("accelerate launch --num_processes=8 train.py", None, 4, None, ""),
+        ("axolotl train config.yml", None, 4, None, ""),
+        ("llamafactory-cli train config.yml", "4", 4, 4, ""),
         ("mpirun -np 8 python train.py", "4", 4, 1, "mpirun starts ranks of its own, which the job does not restart"),
         ("env srun train.py", "4", 4, 1, "srun starts ranks of its own"),
         ("colossalai run train.py", "4", 4, 1, "colossalai starts workers of its own"),

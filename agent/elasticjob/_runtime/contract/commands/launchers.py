@@ -22,8 +22,20 @@ from elasticjob._runtime.contract.commands.torchrun_command import CommandError
 from elasticjob._runtime.contract.names import Backend
 
 SHELLS = ("sh", "bash", "dash", "ash", "zsh", "ksh")
-REPLACED_LAUNCHERS = ("torchrun", "accelerate", "accelerate-launch", "deepspeed", "composer")
-"""Their process becomes the program that they would start, as the rank that it runs in."""
+REPLACED_LAUNCHERS = (
+    "torchrun",
+    "accelerate",
+    "accelerate-launch",
+    "axolotl",
+    "composer",
+    "deepspeed",
+    "fabric",
+    "llamafactory-cli",
+    "swift",
+    "trl",
+    "tune",
+)
+"""Programs whose ranks the agent of the pod starts in their place, so that nprocPerNode counts the ranks."""
 
 
 @dataclass(frozen=True)
