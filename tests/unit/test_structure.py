@@ -1,8 +1,9 @@
-"""How the code is laid out: folders have few enough modules to read through, and `make unit` needs no torch."""
+"""How the code is laid out: small folders, `make unit` without torch, and the places that CONTRIBUTING.md names."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,20 @@ def test_no_folder_has_too_many_modules() -> None:
     )
     assert len(modules) > 60
     assert {folder for folder, count in modules.items() if count > MOST_MODULES} == EXCEPTIONS.keys()
+
+
+def test_the_places_where_to_make_a_change_exist() -> None:
+    section = (ROOT / "CONTRIBUTING.md").read_text().partition("## Where to make a change")[2].partition("\n## ")[0]
+    short = dict(re.findall(r"`([A-Z]+)/` is\s+`([\w./]+)`", section))
+    places = []
+    for path in re.findall(r"`([\w.-]+/[\w./{},-]+)`", section):
+        before, brace, rest = path.partition("{")
+        names, _, after = rest.partition("}")
+        places += [f"{before}{name}{after}" for name in names.split(",")] if brace else [path]
+    assert len(short) == 4
+    assert len(places) > 50
+    full = [ROOT / short.get(first, first) / rest for first, _, rest in (place.partition("/") for place in places)]
+    assert [str(path) for path in full if not path.exists()] == []
 
 
 def imported_packages(tree: ast.AST) -> Iterator[str]:
