@@ -93,7 +93,7 @@ class Exchange:
             under_way.wait()
 
     def receive_header(self) -> BlockHeader:
-        """Receive the header of a block, of which `receive`, `receive_pieces` or `discard` then gets the rest."""
+        """Receive the header of a block, whose rest `receive`, `receive_pieces` or `discard` then gets."""
         numbers = torch.zeros(4, dtype=torch.int64)
         self._begin_receive(numbers)()
         return BlockHeader(*numbers.tolist())

@@ -36,7 +36,7 @@ class ShippedCode:
     def unpack(self) -> None:
         """Unpack the archive if the job has shipped one.
 
-        CodeError: it cannot be read, it is no archive of plain files below its root, or the folder cannot be written.
+        CodeError: it cannot be read, is not an archive of plain files below its root, or the folder cannot be written.
         """
         if self._archive.exists():
             self._unpack(self._read())
@@ -84,7 +84,7 @@ class ShippedCode:
 def unpack_archive(archive: bytes, folder: Path) -> frozenset[str]:
     """Write the files of an archive below `folder` and return their names.
 
-    CodeError: it is no archive of plain files below its root.
+    CodeError: it is not an archive of plain files below its root.
     """
     files = list(_files(archive))
     for name, content, executable in files:

@@ -38,7 +38,7 @@ class ShardCopier:
         self._source = holders.index(group.rank) if holders else -1
         self._peers = peers
         self.complete_version = complete_version
-        """The newest version of which all shards and their copies exist."""
+        """The newest version whose shards and copies all exist."""
         self._error: BaseException | None = None
         self._jobs: queue.SimpleQueue[tuple[BlockHeader, Any] | None] = queue.SimpleQueue()
         self._done = threading.Event()

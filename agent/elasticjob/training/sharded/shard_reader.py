@@ -1,4 +1,4 @@
-"""Take up a state in the layout of a new world: torch.distributed.checkpoint's planner says which parts of which saved
+"""Restore a state in the layout of a new world: torch.distributed.checkpoint's planner says which parts of which saved
 shards a rank needs, and the ranks that hold these shards send the parts. No file is read or written.
 """
 

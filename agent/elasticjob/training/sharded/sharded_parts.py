@@ -62,7 +62,7 @@ class ShardedParts:
         return found
 
     def settings(self) -> dict[str, Any]:
-        """Return for each optimizer the settings of its groups, and what its state holds beside tensors."""
+        """Return for each optimizer the settings of its groups, and what its state holds besides tensors."""
         return {name: self._settings(optimizer) for name, optimizer in self.optimizers.items()}
 
     def state_names(self) -> StateNames:

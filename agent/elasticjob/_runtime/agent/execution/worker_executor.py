@@ -76,7 +76,7 @@ class WorkerExecutor:
     """Starts the process-group store of the next round and returns its port."""
 
     def listen(self) -> None:
-        """Report from now on what the workers and the command of the pod come to."""
+        """Report from now on what happens to the workers and to the command of the pod."""
         self.workers.on_results_ended = self.results_ended
         self.workers.command.on_stage_begun = lambda *stage: self.dispatch(events.StageStarted(*stage))
         self.workers.command.on_stage_over = self._stage_over

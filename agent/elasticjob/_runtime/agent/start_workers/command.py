@@ -123,7 +123,7 @@ def shell_role(argv: Sequence[str], env: Mapping[str, str]) -> str:
 
 
 def parse_shell_launch(argv: Sequence[str], torchrun_python: str, env: Mapping[str, str]) -> UserCommand | None:
-    """Return what a torchrun in a pod's command runs as its ranks, with its macros; None if this is no torchrun.
+    """Return what a torchrun in a pod's command runs as its ranks, with its macros; None if this is not a torchrun.
 
     CommandError: its options are wrong or not supported, or ask for another number of workers than the pod runs.
     """

@@ -51,7 +51,7 @@ _TORCHRUN_IMPORTS = ("torch.distributed.launcher.api",)
 
 
 PATCHES = str(Path(CODE_ROOT) / IN_WORKERS)
-"""Folder of the patches of torch, of which one is for a torch that lacks libuv."""
+"""Folder of the patches of torch; one of them is for a torch that lacks libuv."""
 
 
 class StartError(Exception):
@@ -95,7 +95,7 @@ class Launcher:
         `output`: descriptor for the output of the fork server.
         `workers`: how many workers each `start` starts.
         `scratch`: directory for shims. Without it, Python that a shell command starts is not forked.
-        `torchruns_workers`: how many workers the command's own torchrun starts; 0 if the command is no agent itself.
+        `torchruns_workers`: how many workers the command's own torchrun starts; 0: it is not an agent itself.
         `child_setup`: what the fork server and each worker that starts by exec run before their program.
         """
         self.workers = workers

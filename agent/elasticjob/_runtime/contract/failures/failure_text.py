@@ -66,7 +66,7 @@ def describe_worker_failure(failure: Failure) -> str:
 
 
 def in_stage(stage: int) -> str:
-    """Return where a failure or a round is, if the job has come to more than one stage; empty otherwise."""
+    """Return where a failure or a round is, if the job has reached more than one stage; empty otherwise."""
     return f" in stage {stage}" if stage > 1 else ""
 
 

@@ -156,7 +156,7 @@ class WorkersSucceeded:
 
 @dataclass(frozen=True)
 class StageBegan:
-    """The command of the pod has come to a launcher, whose ranks start now. Not sent again in later rounds."""
+    """The command of the pod has reached a launcher, whose ranks start now. Not sent again in later rounds."""
 
     round: RoundId
     stage: int

@@ -65,7 +65,7 @@ def record_stage(state: CoordinatorState, agent: KnownAgent, message: StageEnded
 
 
 def record_launcher(state: CoordinatorState, message: StageBegan) -> CoordinatorState:
-    """Return the state with the name of a launcher to which the first agent has come."""
+    """Return the state with the name of a launcher that the first agent has reached."""
     if message.stage != len(state.launchers) + 1 or message.stage > MAX_LAUNCHERS:
         return state
     return replace(state, launchers=(*state.launchers, message.launcher))

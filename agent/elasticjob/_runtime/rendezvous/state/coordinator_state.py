@@ -53,7 +53,7 @@ class CoordinatorState:
     finished_stages: int = 0
     """How many stages of the command are finished (`rounds.stages`)."""
     launchers: tuple[str, ...] = ()
-    """`StageBegan.launcher` of each stage so far, of the first agent that came to it."""
+    """`StageBegan.launcher` of each stage so far, of the first agent that reached it."""
     last_call_at: float | None = None
     """When the last call ends; None while there is none."""
     shortest_stop: float | None = None

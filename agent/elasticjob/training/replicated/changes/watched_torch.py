@@ -1,4 +1,4 @@
-"""What a State must see of torch beside the steps of optimizers, for which torch has no hooks.
+"""What a State must see of torch besides the steps of optimizers, for which torch has no hooks.
 
 A captured CUDA graph changes parameters when it is replayed, and runs no Python then. DistributedDataParallel writes to
 the parameters when it is made, though with the values that they have. Both methods are wrapped once in a process; the

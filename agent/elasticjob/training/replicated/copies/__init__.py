@@ -1,1 +1,1 @@
-"""Copies of the training state at a commit, made beside the training."""
+"""Copies of the training state at a commit, made while the training goes on."""

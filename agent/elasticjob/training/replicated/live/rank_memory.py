@@ -1,4 +1,4 @@
-"""What each worker keeps for itself in the memory of its pod, beside the block that all of them share.
+"""What each worker keeps for itself in the memory of its pod, in addition to the block that all of them share.
 
 The memory has three entries for each local rank: for the newest commit that is complete, for the one after it, whose
 copy may be under way, and for the next one, which a rank may begin before the writer of that copy. Standard library

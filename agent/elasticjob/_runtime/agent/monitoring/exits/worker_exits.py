@@ -72,7 +72,7 @@ def failure_of(evidence: WorkerExit, pod: str) -> Failure:
         signal=name,
         exception=exception,
         message=message[:MAX_MESSAGE],
-        # The text of a worker is no proof: its driver may not be ready yet, or its log quotes another pod's message.
+        # The text of a worker proves nothing: its driver may not be ready yet, or its log quotes another pod's message.
         suspected=kind is FailureClass.DEVICE_UNHEALTHY,
     )
 

@@ -2,9 +2,9 @@
 
 A script that imports much more than the fork server preloads (transformers, say) spends those seconds at each start.
 So one worker reports, after its first optimizer step, what it has imported beyond the preloaded modules. The fork
-server then forks a candidate, which imports the libraries in the report beside the training (`candidate`). If the
-candidate passes its checks and saves enough time, it is promoted: it replaces the fork server. Otherwise it ends and
-the fork server stays as it is.
+server then forks a candidate, which imports the libraries in the report while the training runs (`preload_trial`). If
+the candidate passes its checks and saves enough time, it is promoted: it replaces the fork server. Otherwise it ends
+and the fork server stays as it is.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ImportReport(NamedTuple):
     modules: list[tuple[str, str]]
     """(name, file) of imported modules, in the order in which their imports began."""
     package: str
-    """Top-level package of the worker's program; empty if the program is no module."""
+    """Top-level package of the worker's program; empty if the program is not a module."""
     directory: str
     """Directory of the worker's program, which may be installed among the libraries."""
     environment: dict[str, str | None]

@@ -77,7 +77,7 @@ def _in_library(directory: str) -> bool:
 
 
 def _find_user_module(baseline: Baseline) -> str:
-    """Return a reason if a library imported code that the user may change: every worker must read such code anew."""
+    """Return a reason if a library imported code that the user may change: every worker must read such code again."""
     for name in sys.modules.keys() - baseline.modules:
         if name.partition(".")[0] == "elasticjob":
             continue  # torch imports the rendezvous handlers of installed packages, elasticjob's too

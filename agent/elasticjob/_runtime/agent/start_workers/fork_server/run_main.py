@@ -296,7 +296,7 @@ class _Script:
             end_at_once(0)
 
     def record_success(self) -> None:
-        """Tell the agent, if the program has succeeded, that a signal from now on is no failure of the program."""
+        """Tell the agent, if the program has succeeded, that a signal from now on is not a failure of the program."""
         path = os.environ.get("TORCHELASTIC_ERROR_FILE")
         if path and self._succeeded and os.getpid() == self._pid:
             with contextlib.suppress(OSError), open(success_recorded_file(path), "w") as file:

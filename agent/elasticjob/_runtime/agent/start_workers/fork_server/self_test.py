@@ -44,7 +44,7 @@ def import_environment() -> Iterator[None]:
 
 
 def import_modules(modules: list[str]) -> list[str]:
-    """Import modules. Return `module: reason` for each that cannot be imported; this is no error."""
+    """Import modules. Return `module: reason` for each that cannot be imported; this is not an error."""
     missing = []
     with count_gpus_in_forks() as gpus:
         for name in modules:

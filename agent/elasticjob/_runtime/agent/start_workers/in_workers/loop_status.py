@@ -66,7 +66,7 @@ class LoopStatus:
     def send_last(self) -> None:
         """Send the last step, at the end of the process.
 
-        Its metrics are not read: after an error, the GPU may never come to them.
+        Its metrics are not read: after an error, the GPU may never reach them.
         """
         if self._pid == os.getpid() and not self._sender.is_over and self._step != self._sent[0]:
             self._send(self._sent[1])

@@ -90,7 +90,7 @@ def _note_group() -> None:
 
 
 def fail_apart(message: str) -> None:
-    """Raise SeparateWorldError for a process that is no rank of the round, with the launcher that has started it."""
+    """Raise SeparateWorldError for a process that is not a rank of the round, with the launcher that has started it."""
     fail(unless_meant(own_refused_launcher() or message))
 
 

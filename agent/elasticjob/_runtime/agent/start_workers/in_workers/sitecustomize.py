@@ -94,7 +94,7 @@ def apply_patches(name: str, module: ModuleType) -> None:
         for patch in PATCHES[name]:
             try:
                 _function(patch)(module)
-            except Exception as error:  # another version of the package: the program is to start all the same
+            except Exception as error:  # another version of the package: the program must start nevertheless
                 print(f"[elasticjob] {name} is not patched by {patch}: {error!r}", file=sys.stderr)
 
 

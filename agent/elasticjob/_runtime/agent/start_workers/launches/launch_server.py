@@ -50,7 +50,7 @@ class LaunchServer:
         try:
             request = await _receive(peer, descriptors)
             launch = _launch(peer, request, descriptors) if request["event"] == "launch" else None
-        except (OSError, ValueError, LookupError, TypeError, AttributeError):  # it has ended, or is no launcher
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):  # it has ended, or is not a launcher
             return
         finally:
             for descriptor in descriptors:

@@ -1,7 +1,7 @@
 """Which commands may start a launcher: only those run once in a pod until it is known whether they do.
 
 The words do not decide how the command runs, because what a launcher does is noticed when it starts. They keep away
-what must start all its ranks at once although it never comes to Python, such as a trainer in C++.
+what must start all its ranks at once although it never reaches Python, such as a trainer in C++.
 """
 
 from __future__ import annotations

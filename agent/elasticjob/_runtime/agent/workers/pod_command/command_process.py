@@ -1,4 +1,4 @@
-"""The process of a command that runs once in its pod, while it is no process of the round."""
+"""The process of a command that runs once in its pod, while it does not count as a process of the round."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ class CommandState(Enum):
     """How the command of this pod runs."""
 
     OFF = "off"
-    """Once for each rank, as it is: it starts no launcher, or came to Python or to a rank before one."""
+    """Once for each rank, as it is: it starts no launcher, or reached Python or a rank before one."""
     ENDED = "ended"
     """Once in this pod, and it does not run."""
     ALONE = "alone"
-    """It runs, as the process of local rank 0, and has come to no launcher and to no rank."""
+    """It runs, as the process of local rank 0, and has reached neither a launcher nor a rank."""
     WAITS = "waits"
     """A launcher in it waits for its ranks, which are the processes of the round."""
     GOES_ON = "goes on"
@@ -31,7 +31,7 @@ class CommandProcess:
     pid: int = 0
     worker: Worker | None = None
     stage: int = 0
-    """How many launchers the process has come to."""
+    """How many launchers the process has reached."""
     ends_with_stop: bool = False
     """Whether it ends with the ranks of a stop in progress."""
 

@@ -1,6 +1,6 @@
 """A command that starts launchers runs once in its pod: their ranks are the pod's workers, and the command waits.
 
-The first local rank's process of the command starts alone. What it comes to decides:
+The first local rank's process of the command starts alone. What it reaches decides:
 
 - a launcher: it hands its ranks over. They are the processes of the round, and a failure restarts them in place, while
   the command waits. Once all have ended with success, in all pods, the launcher ends, and the command goes on.
@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 NOTE_AFTER = 60.0
 """Seconds after which the log says that the other ranks wait for what the command does first."""
 _ENDING = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGKILL}
-"""Signals of a launcher after which the end of its ranks is no failure."""
+"""Signals of a launcher after which the end of its ranks is not a failure."""
 
 
 class PodCommand:
@@ -138,7 +138,7 @@ class PodCommand:
 
     def _note_wait(self, pid: int) -> None:
         if self.process.state is CommandState.ALONE and self.process.pid == pid:
-            text = "the command runs once so far, for %.0f s: the other ranks start when it comes to them"
+            text = "the command runs once so far, for %.0f s: the other ranks start when it reaches them"
             log.info(text, NOTE_AFTER)
 
     def ranks_started(self) -> None:
@@ -176,7 +176,7 @@ class PodCommand:
             self.process.state = CommandState.ENDED
         self._finished.release()
 
-    # ---- what the command comes to -----------------------------------------------------------------------------------
+    # ---- what the command reaches ------------------------------------------------------------------------------------
 
     async def runs_for_each_rank(self) -> bool:
         """As `Launches.runs_for_each_rank`."""
@@ -268,7 +268,7 @@ class PodCommand:
             return
         record_refusal(worker.error_file, message, exception)
         if self._stage is not None:
-            self._stage.lost = True  # its end is no news
+            self._stage.lost = True  # the refusal is reported, and the launcher's end need not be
         self._kill_command()
 
     def _refused(self, message: str) -> RefusedLaunchError:
@@ -341,7 +341,7 @@ class PodCommand:
             self._stage.broken = True
 
     def reaped(self, pid: int, code: int) -> list[EndedWorker]:
-        """Handle the end of a child that is no process of the table; return the failure of the round, if it is one."""
+        """Handle the end of a child that is not in the table; return the failure of the round, if it is one."""
         process, worker, start = self.process, self.process.worker, self._start
         if pid != process.pid or not process.waits or worker is None or start is None:
             return []

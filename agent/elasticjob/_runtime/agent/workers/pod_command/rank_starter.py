@@ -20,7 +20,7 @@ from elasticjob._runtime.contract.messages import Failure, FailureClass, StartRo
 
 
 class RankStarter:
-    """Starts processes beside those of `RoundStarter`, which has started the round."""
+    """Starts processes in addition to those of `RoundStarter`, which has started the round."""
 
     def __init__(
         self,

@@ -79,9 +79,9 @@ def launcher_name(launch: Launch) -> str:
 
 
 def stage_of(name: str, passed: int, finished: int, launchers: Sequence[str]) -> int:
-    """Return the number of a launcher to which the command has come after `passed` stages, of which more may be over.
+    """Return the number of a launcher that the command has reached after `passed` stages; more stages may be over.
 
-    `launchers` has the names so far, of which the first `finished` are over. The command may have skipped some of these
+    `launchers` has the names so far; the first `finished` ones are over. The command may have skipped some of these
     by itself. Words may differ from pod to pod, and from one run to the next, such as a date, so the same script stands
     for the same stage unless another launcher has exactly these words.
     """

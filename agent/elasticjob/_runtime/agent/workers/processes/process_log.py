@@ -16,8 +16,8 @@ NOTABLE_EXIT = 0.2
 def log_end_between_rounds(process: WorkerProcess) -> None:
     """Log that a process has ended by itself before its next round."""
     ahead = "has not reached its function ahead of the next round: its script starts again in that round"
-    is_ahead = process.worker.round.is_prestarted
-    log.info("rank %d %s", process.worker.rank, ahead if is_ahead else "ended while it waited for the next round")
+    waited = "ended while it waited for the next round"
+    log.info("rank %d %s", process.worker.rank, ahead if process.worker.round.is_prestarted else waited)
 
 
 def log_long_exit(process: WorkerProcess) -> None:

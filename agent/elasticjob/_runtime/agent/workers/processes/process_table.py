@@ -26,7 +26,7 @@ class WorkerProcess:
     state: ProcessState
     worker: Worker
     exiting_since: float = 0.0
-    """Monotonic time at which it came to the state EXITING."""
+    """Monotonic time at which it became EXITING."""
     reason_to_wait: str = ""
     """Why new workers wait until this process, which is exiting, has ended; empty: they do not wait."""
 

@@ -65,11 +65,11 @@ class Spares:
         """False once a script has ended before its function outside of a round, and once this pod leaves."""
         self._paused = False
         self._reached_function = False
-        """Whether any spare process has come to its function."""
+        """Whether any spare process has reached its function."""
         self._announced = False
         """Whether the log has a line in this round about spare processes that may not start yet."""
         self._overdue: set[int] = set()
-        """Spare processes that have not come to their function in time: something that does not end holds them up."""
+        """Spare processes that have not reached their function in time: something that does not end holds them up."""
         self._timer: asyncio.TimerHandle | None = None
         """Runs while the round's workers need spare processes that may not start yet."""
         self._starting: asyncio.Task[None] | None = None
@@ -144,7 +144,7 @@ class Spares:
                 log.warning(text, pid, worker.local_rank, seconds, describe_place(stacks[pid], pid))
 
     def at_function(self, pid: int, worker: Worker) -> None:
-        """Record that a spare process has come to its function."""
+        """Record that a spare process has reached its function."""
         self._reached_function = True
         log.info("process %d waits at its function, as the spare of local rank %d", pid, worker.local_rank)
 
@@ -180,7 +180,7 @@ class Spares:
                 discard_process(self._table, pid)
 
     def discard_overdue(self) -> None:
-        """As `discard_loading`, for ranks whose spare process has not come to its function in time."""
+        """As `discard_loading`, for ranks whose spare process has not reached its function in time."""
         late = self._table.workers(SPARES)
         self.discard_loading({worker.local_rank for pid, worker in late.items() if pid in self._overdue})
 

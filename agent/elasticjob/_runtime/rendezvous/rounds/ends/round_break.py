@@ -3,7 +3,9 @@
 If devices work asynchronously to the host, an abort on one rank may end a collective of another rank as if it had
 succeeded, with part of the result. So each member first reports that its workers count no more steps
 (`NodeResultsEnded`), and none breaks its collectives before all have reported it, have stopped, or are lost. An agent
-that was lost, and says it later, may have counted a broken result. It must not use its state.
+that was lost, and reports it later, may have counted a broken result. It must not use its state.
+
+In names, an agent that has reported this has *stopped counting*: its workers may still run.
 """
 
 from __future__ import annotations
