@@ -63,7 +63,8 @@ def is_restartable(state: CoordinatorState) -> bool:
 
 
 def has_ended_results(state: CoordinatorState, agent_id: str) -> bool:
-    """Return whether a member of the round has said that its workers count no step of it any more."""
+    """Return whether a member of the round has reported that its workers count no step of it any more (`round_break`
+    says why)."""
     agent = state.agents.get(agent_id)
     return agent is not None and state.round is not None and agent.results_ended == state.round.id
 

@@ -5,7 +5,7 @@ succeeded, with part of the result. So each member first reports that its worker
 (`NodeResultsEnded`), and none breaks its collectives before all have reported it, have stopped, or are lost. An agent
 that was lost, and reports it later, may have counted a broken result. It must not use its state.
 
-In names, an agent that has reported this has *stopped counting*: its workers may still run.
+In names, an agent that has reported this has *ended its results*: its workers may still run, and count no step.
 """
 
 from __future__ import annotations

@@ -158,5 +158,5 @@ def _has_hang(round_: Round) -> bool:
 
 
 def stop_deadline(state: CoordinatorState, ending: RoundEnding) -> float:
-    """Return when members that have not reported their workers stopped, nor their results ended, count as lost."""
+    """Return when members count as lost that have reported neither `WorkersStopped` nor `NodeResultsEnded`."""
     return ending.kill_at + (BREAK_TIMEOUT if waits_to_break(state) else STOP_TIMEOUT)
