@@ -76,5 +76,6 @@ def _will_not_reconnect(state: CoordinatorState, agent_id: str, now: float) -> b
     agent = state.agents.get(agent_id)
     if agent is None or agent.expired(now):
         return True
-    # A disconnected agent that is leaving does not come back: it gets no grace.
+    # A disconnected agent that is leaving does not come back: it gets no grace. Without an operator it is unknown what
+    # Kubernetes does with the pod, so the grace applies.
     return agent.disconnected_at is not None and bool(state.operator_seen and departure_reason(state, agent))
