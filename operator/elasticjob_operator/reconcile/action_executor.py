@@ -105,7 +105,7 @@ class ActionExecutor:
 
         1. Policies, and the change of the store Service: if they fail, the others are executed nevertheless.
         2. The Secret and missing Services, then the store, the gang, the workers, and the standby store. Each group
-           needs the ones before it: after a failure all later ones of this row are skipped. They are also skipped if
+           needs the ones before it: after a failure all later ones of this step are skipped. They are also skipped if
            the Secret or a Service is missing and the plan does not create it now. Workers and the standby store are
            skipped if the gang is missing or what the queue adds to pods is unknown.
         3. Deletions and other changes, in any case.
@@ -136,6 +136,7 @@ class ActionExecutor:
         if workers and not missing_for_workers.problem:
             missing_for_workers = await self._read_pod_changes()
         none = Result("")
+        # Each group, and what the later ones lack even if it succeeds.
         groups = (prerequisites, missing_child), (stores, none), (gangs, missing_for_workers), (workers, none)
         for group, missing in groups:
             if failed.problem:

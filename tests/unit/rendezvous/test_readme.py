@@ -1,7 +1,8 @@
-"""The story of a decision in the coordinator's README names files and functions that exist."""
+"""The coordinator's README names files and functions that exist, and the design lists the rules in their order."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from elasticjob._runtime.rendezvous.rounds.rounds import RULES
 from support.common.story import functions_of, named_functions
 
 RENDEZVOUS = Path(rendezvous.__path__[0])
+DESIGN = Path(__file__).parents[3] / "docs/contribute/design/rounds.md"
 
 
 @pytest.mark.parametrize(("file", "function"), named_functions(RENDEZVOUS))
@@ -27,3 +29,7 @@ def test_the_story_leads_through_every_room_of_the_decisions() -> None:
 def test_the_story_names_the_rules_in_their_modules() -> None:
     told = {function for _, function in named_functions(RENDEZVOUS)}
     assert {rule.__name__ for rule in RULES} - told == set()
+
+
+def test_the_design_lists_the_rules_in_their_order() -> None:
+    assert re.findall(r"^\d+\. `(\w+)`", DESIGN.read_text(), re.MULTILINE) == [rule.__name__ for rule in RULES]

@@ -132,7 +132,8 @@ def _member(state: CoordinatorState, agent_id: str) -> Member | None:
 def rules_may_wait(state: CoordinatorState, event: CoordinatorEvent, counts: OpenCounts, now: float) -> bool:
     """Return whether the rules may wait until the end of the batch.
 
-    To run them just before and just after this event, which comes next, would not change what is charged.
+    To run them just before and just after this event, which comes next, would not change what is charged, its cause,
+    the outcome, or whether a joining agent ends the round.
     """
     if not isinstance(event, (AgentMessage, AgentDisconnected)):
         return False

@@ -28,7 +28,8 @@ def pods_to_drain(ctx: ReconcileContext) -> frozenset[str]:
 
     Pods that can train leave only while `minReplicas` others remain, the highest index first (no bound if
     `spec.disruptionBudget` is false). A pod that cannot train yet leaves at once. One that is Ready, but not in the
-    store's report, waits for a report.
+    store's report, waits for a report. Pods that must leave (`ctx.must_leave`) leave anyway, and do not count as
+    remaining.
 
     If the job has no PodDisruptionBudget now, evicted pods leave at once too: otherwise the Eviction API, the next
     responder, would evict them in any case.

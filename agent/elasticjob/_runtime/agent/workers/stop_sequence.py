@@ -147,7 +147,8 @@ class StopSequence:
         """As `WorkerGroup.stop`, but the pipes of the workers stay open.
 
         1. Wait for a start in progress; if `report_hang` is given (the stop is because of a hang), dump the stacks.
-        2. Interrupt functions if `park`; send `first` to the other workers.
+        2. Interrupt functions if `park`; send `first` to the other workers, or SIGKILL if the job goes on without this
+           pod (`job_goes_on`).
         3. Wait for the copies of the state, then for the grace.
         4. Kill the workers that still count steps if others wait for these; the others wait for `break_collectives`.
         5. Wait for workers that end their process groups.

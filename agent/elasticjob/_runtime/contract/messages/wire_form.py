@@ -1,7 +1,8 @@
 """The wire form of the messages on control links: JSON objects whose `type` is the name of the class.
 
-The classes of `Message` are the registry: a message is known if its class is one of them. A new class, or a new value
-of an enum, also gets an entry in `NEW_MESSAGES` or `NEW_VALUES`, and raises `PROTOCOL`.
+The classes of `Message` are the registry: a message is known if its class is one of them. A new class also
+gets an entry in `NEW_MESSAGES`, a new value of an enum one in `NEW_VALUES` if 0.1.0 knows the field or if an older
+version must not ignore the value. Both raise `PROTOCOL`.
 
 Names that are on the wire do not change: names of classes in `Message`, of fields, and values of enums. Some of them
 say "node" for a worker pod and its agent, and "machine" for a Kubernetes Node.
@@ -35,8 +36,8 @@ from elasticjob._runtime.contract.messages.to_agents import (
 )
 
 PROTOCOL = 5
-"""Version of the messages. The two sides of a control link use the lower of their versions. A new type of message or a
-new value of an enum raises it, with an entry in `NEW_MESSAGES` or `NEW_VALUES`; a new field with a default does not."""
+"""Version of the messages. The two sides of a control link use the lower of their versions. An entry in
+`NEW_MESSAGES` or `NEW_VALUES` raises it; a new field with a default does not."""
 
 
 OLDEST_PROTOCOL = 2

@@ -31,7 +31,7 @@ class Member:
 
     @property
     def accounted_for(self) -> bool:
-        """Whether no worker of the round runs there any more, to this coordinator's knowledge."""
+        """Whether the round's end does not wait for it: it has stopped, or is lost (its workers may still run then)."""
         return self.lost or self.state is MemberState.STOPPED
 
 

@@ -21,7 +21,7 @@ from elasticjob._runtime.rendezvous.state import (
 def expire_lost_members(state: CoordinatorState, now: float) -> RoundDecision | None:
     """Mark members as lost whose agents do not reconnect in time, or do not stop their workers by `stop_deadline`.
 
-    A member that waits for BreakRound (`round_break`) is not late.
+    An agent that is leaving gets no time to reconnect. A member that waits for BreakRound (`round_break`) is not late.
     """
     round_ = state.round
     if round_ is None:

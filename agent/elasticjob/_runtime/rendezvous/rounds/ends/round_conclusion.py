@@ -1,4 +1,4 @@
-"""What follows from a round whose workers have all stopped or succeeded. Pure.
+"""What follows from a round whose members have all stopped, succeeded or are lost. Pure.
 
 A failed round has a root cause. It decides whether a restart is charged, whether the job fails, and which pods are
 replaced.
@@ -78,7 +78,7 @@ def _declare_success_of_one(state: CoordinatorState, round_: Round, now: float) 
 
 
 def conclude_round(state: CoordinatorState, now: float) -> RoundDecision | None:
-    """Conclude a round whose workers have all stopped: find the root cause and charge it.
+    """Conclude an ending round once each member has stopped or is lost: find the root cause and charge it.
 
     Then fail the job, or set the delay before the next round and the pods that are replaced.
     """

@@ -36,7 +36,7 @@ from elasticjob._runtime.rendezvous.state import (
 
 
 def end_broken_round(state: CoordinatorState, now: float) -> RoundDecision | None:
-    """End a running round for the first of these reasons that holds.
+    """Begin the end of a running round for the first of these reasons that holds.
 
     A member is lost; a member failed; a member leaves (a scale-down if only surplus pods leave) or has stopped; no
     member has the training state any more with which the round was to start.

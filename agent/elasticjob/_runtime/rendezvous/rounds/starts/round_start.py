@@ -29,11 +29,14 @@ from elasticjob._runtime.rendezvous.state import (
 def form_round(state: CoordinatorState, now: float) -> RoundDecision | None:
     """Start a round as soon as no further agent is expected, at the latest when the last call is over.
 
+    Until then it may begin or cancel the last call, or ask the operator for a confirmation.
+
     The last call begins when `min_nodes` agents are there, and lasts `last_call_timeout` seconds. It limits the wait
     for pods that still start, and, where no operator tells which pods there are, for any agent.
 
-    If a member of the last round is here, at least `min_nodes` agents that are ready start at once, and the others join
-    later. In all other cases the round has agents that are not ready too: they start their workers once they are.
+    If a member of the last round is here and none is about to reconnect, at least `min_nodes` agents that are ready
+    start at once, and the others join later. In all other cases the round has agents that are not ready too: they start
+    their workers once they are.
     """
     if (
         state.round is not None
