@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import gc
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -72,3 +74,36 @@ def test_a_driver_whose_file_has_been_replaced_counts_as_unused(process: Path) -
 
 def test_this_process_uses_no_gpu() -> None:
     assert self_test.check_gpus() is None
+
+
+@pytest.fixture
+def collections() -> Iterator[list[str]]:
+    """The phases of the garbage collections since the test began; the thresholds are restored after it."""
+    before = gc.get_threshold()
+    phases: list[str] = []
+
+    def note(phase: str, _: dict[str, int]) -> None:
+        phases.append(phase)
+
+    gc.callbacks.append(note)
+    yield phases
+    gc.callbacks.remove(note)
+    gc.set_threshold(*before)
+
+
+def test_imports_are_not_interrupted_by_garbage_collections(collections: list[str]) -> None:
+    gc.set_threshold(100, 5, 5)
+    with self_test.no_garbage_collections():
+        before = len(collections)
+        kept: list[list[int]] = [[] for _ in range(10_000)]
+        during = len(collections) - before
+    assert (during, gc.get_threshold(), gc.isenabled()) == (0, (100, 5, 5), True)
+    before = len(collections)
+    kept += [[] for _ in range(10_000)]
+    assert len(collections) > before
+
+
+def test_a_threshold_that_an_import_sets_stays(collections: list[str]) -> None:
+    with self_test.no_garbage_collections():
+        gc.set_threshold(50_000, 20, 20)
+    assert gc.get_threshold() == (50_000, 20, 20)

@@ -93,7 +93,7 @@ def main() -> None:
     mutexes = open_mutex_memory(config["mutexes"])
     started = time.monotonic()
     record = PreloadRecord(set())
-    with self_test.import_environment(), recorded_reads(record.read):
+    with self_test.import_environment(), self_test.no_garbage_collections(), recorded_reads(record.read):
         missing = self_test.import_modules(config["preload"])
         import_own_modules(code_root)
         sitecustomize.load()

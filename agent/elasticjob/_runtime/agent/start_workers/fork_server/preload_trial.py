@@ -38,7 +38,13 @@ def import_reported(report: ImportReport, baseline: Baseline, read: set[str]) ->
     signal.alarm(DEADLINE)
     files, started = _descriptors(), time.process_time()
     importlib.invalidate_caches()
-    with self_test.import_environment(), count_gpus_in_forks(), _yielding_processor(), recorded_reads(read):
+    with (
+        self_test.import_environment(),
+        self_test.no_garbage_collections(),
+        count_gpus_in_forks(),
+        _yielding_processor(),
+        recorded_reads(read),
+    ):
         reason = _import([(name, file) for name, file in report.modules if _is_library(name, file, report)])
     seconds = time.process_time() - started
     if not reason and seconds < MIN_CPU_SECONDS:

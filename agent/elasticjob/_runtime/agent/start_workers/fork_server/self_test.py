@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -41,6 +42,22 @@ def import_environment() -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+@contextmanager
+def no_garbage_collections() -> Iterator[None]:
+    """Suspend automatic garbage collections during imports: nearly all that imports create stays.
+
+    They would look at all of it again and again, which takes a sixth of the import of torch and torch._dynamo. A
+    threshold that an import sets stays.
+    """
+    before = gc.get_threshold()
+    gc.set_threshold(0)
+    try:
+        yield
+    finally:
+        if gc.get_threshold()[0] == 0:
+            gc.set_threshold(*before)
 
 
 def import_modules(modules: list[str]) -> list[str]:
