@@ -51,7 +51,7 @@ unit-slow: venv ## those of them that take half a second or more each
 	@pytest -q -m '$(SELECTED) and slow' -n auto --dist worksteal tests/unit tests/compat
 
 .PHONY: model
-model: venv ## the whole explorer: interleavings of the pure decisions (six minutes on two cores; SAMPLE=1: each test with one of ten rows)
+model: venv ## the whole explorer: interleavings of the pure decisions (six minutes on two cores; SAMPLE=1: each test with one of twenty rows)
 	@$(PYTEST) -n auto --dist worksteal --timeout 1800 tests/model $(if $(SAMPLE),--sample)
 
 .PHONY: programs

@@ -235,7 +235,7 @@ def test_what_would_train_apart_fails_the_job_at_once(
 @pytest.mark.parametrize(
     "command",
     [
-        f"PYTHONPATH=. {TORCHRUN} --standalone --nproc-per-node=1 stays.py",
+        pytest.param(f"PYTHONPATH=. {TORCHRUN} --standalone --nproc-per-node=1 stays.py", marks=pytest.mark.deep),
         f"unset PYTHONPATH; exec {sys.executable} -I -m torch.distributed.run --standalone --nproc-per-node=1 stays.py",
     ],
     ids=["replaced", "isolated"],

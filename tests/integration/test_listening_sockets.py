@@ -68,7 +68,7 @@ def test_listeners_accept_the_families_that_there_are(network: str) -> None:
 
 @needs_root
 @pytest.mark.torch
-@pytest.mark.parametrize("network", ["without-ipv6", "ipv6-disabled"])
+@pytest.mark.parametrize("network", ["without-ipv6", pytest.param("ipv6-disabled", marks=pytest.mark.deep)])
 def test_a_worker_that_dies_is_replaced_on_a_machine(network: str, tmp_path: Path) -> None:
     sysctl, within, _ = NETWORKS[network]
     job = manifest([*script(tmp_path, DDP), str(tmp_path / "done")], replicas=2, preload=["torch"])

@@ -81,7 +81,10 @@ def processes(run: LocalRun, call: int) -> dict[int, int]:
 
 
 @pytest.mark.timeout(480)
-@pytest.mark.parametrize("kind", ["mesh", "split_group", pytest.param("new_subgroups", marks=pytest.mark.deep)])
+@pytest.mark.parametrize(
+    "kind",
+    ["mesh", *(pytest.param(kind, marks=pytest.mark.deep) for kind in ("split_group", "new_subgroups"))],
+)
 def test_ranks_that_wait_in_a_subgroup_keep_their_processes(kind: str, tmp_path: Path) -> None:
     """One rank raises; then one is killed while another one is silent: only a break ends the others' wait for that."""
     spec: dict[str, Any] = {"preload": ["torch", "torch._dynamo"], "stopGraceSeconds": 60}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-_SAMPLE = 10
+_SAMPLE = 20
 """With `--sample`, each test runs with its first row and one of so many others, unless it is marked `long_walk`."""
 
 
