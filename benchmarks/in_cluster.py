@@ -18,8 +18,8 @@ from pathlib import Path
 
 from benchmarks import machine, report
 from benchmarks.cold_start import floor
-from benchmarks.row import OURS, Row, Sample
-from benchmarks.run import exit_on_sigterm, format_value, save
+from benchmarks.row import OURS, Sample
+from benchmarks.run import exit_on_sigterm, format_value, save_cluster_row
 from benchmarks.stage import NAMESPACE, operator_pods, prepare
 from cluster import verbs
 from support.cluster.install import SYSTEM
@@ -298,8 +298,8 @@ def main() -> int:
     for name, found in samples.items():
         title, target = TITLES[name]
         sides = {OURS: found} | ({"floor (imports of four nodes)": imports} if "floor" in title else {})
-        row = Row(f"cluster-{name}", title, "s", target, {}, {}, 0)
-        save(row, sides, description, time.monotonic() - begin, "make bench-cluster")
+        took = time.monotonic() - begin
+        save_cluster_row(name, title, target, sides, description, took, "make bench-cluster")
         print(f"  {title:60} {', '.join(format_value(s.value, 's') for s in found)}", flush=True)
     report.write()
     return 0

@@ -11,8 +11,8 @@ import time
 from itertools import pairwise
 
 from benchmarks import machine, report
-from benchmarks.row import OURS, Row, Sample
-from benchmarks.run import exit_on_sigterm, save
+from benchmarks.row import OURS, Sample
+from benchmarks.run import exit_on_sigterm, save_cluster_row
 from benchmarks.stage import NAMESPACE, prepare
 from support.cluster.jobs import Job
 from support.cluster.kube import Kube
@@ -64,8 +64,8 @@ def main() -> int:
         if made != set(range(min(made), max(made) + 1)) or job.status()["restarts"]:
             raise AssertionError("a step of training was lost, or a restart was counted")
     for name, found in samples.items():
-        row = Row(f"cluster-{name}", ROWS[name], "s", TARGETS[name], {}, {}, 0)
-        save(row, {OURS: found}, description, time.monotonic() - start, "make bench-cluster-queues")
+        took = time.monotonic() - start
+        save_cluster_row(name, ROWS[name], TARGETS[name], {OURS: found}, description, took, "make bench-cluster-queues")
     report.write()
     return 0
 

@@ -51,6 +51,19 @@ def format_value(value: float | None, unit: str) -> str:
     return "never" if value is None else f"{value:.3g} {unit}"
 
 
+def save_cluster_row(
+    name: str,
+    title: str,
+    target: float | None,
+    samples: dict[str, list[Sample]],
+    machine: dict[str, object],
+    took: float,
+    command: str,
+) -> None:
+    """Save a row of seconds that a job on the real cluster gave: its samples were not taken by `measure`."""
+    save(Row(f"cluster-{name}", title, "s", target, {}, {}, 0), samples, machine, took, command)
+
+
 def save(
     row: Row,
     samples: dict[str, list[Sample]],

@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 from benchmarks import machine, report
-from benchmarks.row import OURS, Row, Sample
-from benchmarks.run import exit_on_sigterm, save
+from benchmarks.row import OURS, Sample
+from benchmarks.run import exit_on_sigterm, save_cluster_row
 from benchmarks.stage import NAMESPACE, prepare
 from support.cluster.jobs import DIGITS
 from support.cluster.kube import Kube
@@ -89,8 +89,8 @@ def main() -> int:
             samples[name] += found
             print(f"  {ROWS[name]}: {[sample.value for sample in found]}", flush=True)
     for name, found in samples.items():
-        row = Row(f"cluster-{name}", ROWS[name], "s", TARGETS[name], {}, {}, 0)
-        save(row, {OURS: found}, description, time.monotonic() - begin, "make bench-cluster-submit")
+        took = time.monotonic() - begin
+        save_cluster_row(name, ROWS[name], TARGETS[name], {OURS: found}, description, took, "make bench-cluster-submit")
     report.write()
     return 0
 

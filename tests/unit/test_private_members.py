@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 DOCUMENTED = {"_exit", "_fields", "_replace"}
 """Public in spite of their underscore: names of `os` and of named tuples that modules of the product have too."""
 FOREIGN = {
-    "inprocess._MODULES",  # ours, beside names of which each that is public belongs to the API
+    "inprocess._MODULES",  # ours: a public name in that module would belong to the API
     "re._parser",
     "registry._watching",  # kopf
     "_resource_tracker._pid", "p._pid", "tracker._pid",  # multiprocessing

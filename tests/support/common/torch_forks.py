@@ -19,7 +19,7 @@ from pathlib import Path
 
 
 class Fork(subprocess.Popen[str]):
-    """A process that is no child of this one. Its exit code arrives on the pipe `status`."""
+    """A process that another one has started. Its exit code arrives on the pipe `status`."""
 
     def __init__(self, args: Sequence[str], pid: int, stdout: int, status: int) -> None:
         self.args, self.pid, self.returncode = args, pid, None

@@ -377,7 +377,7 @@ async def test_a_hang_policy_without_steps_says_what_to_do_until_the_first_step(
     monitors.watch_for_hangs(round_start(0.01))
     said = without_steps("pod", 0.02)
     await until_guarded(dispatched, said)
-    assert dispatched == [HangGuardKnown(said)], "it is said once, and it is no hang"
+    assert dispatched == [HangGuardKnown(said)], "it is reported once, and not as a hang"
     monitors.guard_reported()
     assert dispatched[1:] == [HangGuardKnown(said)], "what torch's groups report does not hide it"
     steps.append(time.monotonic() + 600)

@@ -204,7 +204,7 @@ def script_returned_file(error_file: str) -> str:
 def success_recorded_file(error_file: str) -> str:
     """Return the path of the file in which a forked worker writes its process id after its exit functions.
 
-    From then on a signal that ends it is no failure of the script.
+    From then on a signal that ends it is not a failure of the script.
     """
     return f"{error_file}.succeeded"
 

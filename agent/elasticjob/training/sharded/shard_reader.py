@@ -1,5 +1,7 @@
-"""Restore a state in the layout of a new world: torch.distributed.checkpoint's planner says which parts of which saved
-shards a rank needs, and the ranks that hold these shards send the parts. No file is read or written.
+"""Restore a state in the layout of a new world.
+
+The planner of torch.distributed.checkpoint lists the parts of the saved shards that a rank needs. The ranks that hold
+these shards send the parts. No file is read or written.
 """
 
 from __future__ import annotations
