@@ -17,6 +17,8 @@ from elasticjob._runtime.agent.start_workers.command import parse_command
 from elasticjob._runtime.agent.start_workers.launcher import Launcher, WorkerStart
 from elasticjob._runtime.contract.names import early_variable_file
 
+pytestmark = pytest.mark.usefixtures("own_threads")
+
 MODULE = """
 import os
 LEVEL = os.environ.get("LIBRARY_LEVEL", "unset")
